@@ -17,11 +17,11 @@ app = Verbs()
 
 @app.verb(
     "compare",
-    ("npusim compare @2 @1", "the last two runs: changes and causes (of one schedule: flash@2 flash@1)"),
+    ("npusim compare @2 @1", "the last two runs, with causes (of one schedule: flash@2 flash@1)"),
     ("npusim compare pasa flash two_level --seq 8192", "schedules, which it runs"),
     ('npusim compare flash "flash -t depth=3"', "a schedule with its own options"),
     ("npusim compare runs/flash-a PipeUtilization.csv", "a prediction and a measurement"),
-    ("npusim compare pasa flash --html page.html", "and a page to look at"),
+    ("npusim compare pasa flash --html page.html", "also a page to look at"),
     ("npusim compare a/result.json b/result.json --json", "the same for a script"),
     first="--workload --seq --hw --html --json",
 )
@@ -38,7 +38,7 @@ def compare(
         ),
     ],
     html: Annotated[
-        Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
+        Path | None, o.option("--html FILE", "Also write a page. Needs npusim[report].", shown=False)
     ] = None,
     plot: o.Plot = None,
     json: o.Json = False,

@@ -50,7 +50,7 @@ Studies = Annotated[
 ]
 Auto = Annotated[bool, o.option("--auto", "Search the space that the schedules declare.", panel=_HOW)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
-Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point, prune none.", panel=_HOW)]
+Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point; prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not only some.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Rank time against error; computes the bits of each point.", panel=_HOW)]
 MaxRmse = Annotated[

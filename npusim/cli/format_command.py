@@ -17,7 +17,7 @@ EXAMPLE = "0.1,-0.3,1,-1.25,2.5,3.3,-7,13"
     "format",
     ("npusim format", "all number formats"),
     ("npusim format mxfp4", "code points, scale rules, and an example block, step by step"),
-    ("npusim format nvfp4 --rule four_over_six_mse_256 --values 6,1,-0.2", "another rule, values of your own"),
+    ("npusim format nvfp4 --rule four_over_six_mse_256 --values 6,1,-0.2", "another rule, and your own values"),
     ("npusim format hifloat8", "every code of an 8-bit format"),
 )
 def show_format(

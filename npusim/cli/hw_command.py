@@ -66,7 +66,7 @@ def show_device(
         str | None,
         o.option("--basis BASIS", "Show only numbers with this basis: vendor, measured, derived, fitted or assumed."),
     ] = None,
-    sources: Annotated[bool, o.option("--sources", "Show the source of each number too.")] = False,
+    sources: Annotated[bool, o.option("--sources", "Also show the source of each number.")] = False,
     overrides: Annotated[list[str] | None, o.request_option("overrides")] = None,
     json: o.Json = False,
 ) -> None:

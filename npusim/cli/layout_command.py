@@ -27,8 +27,8 @@ def layout(
         Literal["a", "b", "c"] | None,
         o.option("--operand", "Operand whose layout to draw, or into which to chain.", shown="c; a with --chain"),
     ] = None,
-    a: Annotated[Order, o.option("--a", "Layout of A in memory; m8n8k4 has both.", shown=True)] = "row",
-    b: Annotated[Order, o.option("--b", "Layout of B in memory; m8n8k4 has both.", shown=True)] = "col",
+    a: Annotated[Order, o.option("--a", "Layout of A in memory; only m8n8k4 offers both.", shown=True)] = "row",
+    b: Annotated[Order, o.option("--b", "Layout of B in memory; only m8n8k4 offers both.", shown=True)] = "col",
     chain: Annotated[
         bool, o.option("--chain", "Draw the accumulator, and the elements that the next product needs in other lanes.")
     ] = False,

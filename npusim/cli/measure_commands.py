@@ -85,7 +85,7 @@ def import_profile(
     ("npusim calibrate measured.yaml --hw h200", "show the changes to the H200's file, without writing them"),
     (
         "npusim calibrate measured.yaml --fit '*.gap_cycles,links.*' --html page.html",
-        ("only these constants; write a page too"),
+        ("only these constants; also write a page"),
     ),
     first="--hw --out --fit --html --json",
 )
@@ -109,7 +109,7 @@ def calibrate(
         Path | None, o.option("--out -o FILE", "Device file to write, which extends the device's file.", shown=False)
     ] = None,
     html: Annotated[
-        Path | None, o.option("--html FILE", "Write a page too. Needs npusim[report].", shown=False)
+        Path | None, o.option("--html FILE", "Also write a page. Needs npusim[report].", shown=False)
     ] = None,
     json: o.Json = False,
 ) -> None:

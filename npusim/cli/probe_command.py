@@ -69,7 +69,7 @@ def root() -> None:
 )
 def bits(
     *,
-    out: Annotated[Path, o.option("--out -o FOLDER", "Folder for probes, scripts and how to run them.")],
+    out: Annotated[Path, o.option("--out -o FOLDER", "Folder for probes, scripts, and a text on how to run them.")],
     hw: Annotated[
         str | None,
         o.option(
@@ -80,7 +80,8 @@ def bits(
         str | None,
         o.option(
             "--cases CASE,...",
-            "INPUTS.ACCUMULATOR with C, and with .to_RESULT without: f16.f32,f32.f32.to_f32.",
+            "INPUTS.ACCUMULATOR for products with C, INPUTS.ACCUMULATOR.to_RESULT for products without: "
+            "f16.f32,f32.f32.to_f32.",
             shown="the device's",
         ),
     ] = None,
@@ -128,7 +129,7 @@ def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],
     *,
     hw: Annotated[
-        str | None, o.option("--hw DEVICE", "Device whose file is extended.", shown="the probes' device")
+        str | None, o.option("--hw DEVICE", "Device whose file the new file extends.", shown="the probes' device")
     ] = None,
     out: Annotated[Path | None, o.option("--out -o FILE", "Device file to write.", shown="next to FILE")] = None,
     json: o.Json = False,

@@ -45,7 +45,7 @@ def record(
         o.option("--argument -a NAME=VALUE", "Argument of a TileLang-Ascend program; may be repeated.", shown=False),
     ] = None,
     hw: Annotated[str, o.option("--hw GPU", "GPU that the recorded program sees.", shown=GPU)] = GPU,
-    floats: Annotated[bool, o.option("--floats", "Record values of floating-point tensors too.")] = False,
+    floats: Annotated[bool, o.option("--floats", "Also record values of floating-point tensors.")] = False,
     json: o.Json = False,
 ) -> None:
     """Run a program on the CPU and record the Triton and TileLang kernels that it launches, with arguments and grids.

@@ -34,19 +34,21 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o DIR",
-        "Folder of this run; the same run replaces itself there, another one only with --force.",
+        "Folder of this run. It replaces an earlier result of the same run; with --force, also that of another run.",
         panel=_OUTPUT,
         shown="in runs/, named after schedule, inputs, shape, device, and a digest of the other options",
     ),
 ]
 NoSave = Annotated[bool, o.option("--no-save", "Write no folder.", panel=_OUTPUT)]
 SaveOutput = Annotated[
-    bool, o.option("--save-output", "Write the output tensor too; the default with --tensors.", panel=_OUTPUT)
+    bool, o.option("--save-output", "Also write the output tensor; the default with --tensors.", panel=_OUTPUT)
 ]
 Report = Annotated[
     bool,
     o.option(
-        "--report", "Write report.html too, with a diagnosis of bits (--diagnose). Needs npusim[report].", panel=_OUTPUT
+        "--report",
+        "Also write report.html, with a diagnosis of bits (--diagnose). Needs npusim[report].",
+        panel=_OUTPUT,
     ),
 ]
 Sensitive = Annotated[
@@ -82,7 +84,7 @@ Fields = Annotated[bool, o.option("--fields", "Only list the schedule's tiling f
     ("npusim run flash -t block_kv=256,depth=3", "other tiles"),
     ("npusim run flash --tensors qkv.safetensors --rows all", "your own Q, K and V, every row"),
     ("npusim run flash -C flags.cross_core_latency_cycles=1000", "with slower flags"),
-    ("npusim run pasa --report", "and a page to look at: report.html in its folder"),
+    ("npusim run pasa --report", "also a page to look at: report.html in its folder"),
     ("npusim run flash --no-numerics --json", "time only, for a script"),
     ("npusim run calls.npz --hw h200", "all recorded launches, one after another"),
     first="--workload --seq --batch --phase --problem --hw --tiling --precision --tensors --fields",

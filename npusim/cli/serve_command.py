@@ -22,7 +22,8 @@ def serve(
     *,
     http: Annotated[int | None, o.option("--http PORT", "Serve over HTTP.", shown="stdio", min=1, max=65535)] = None,
     host: Annotated[
-        str, o.option("--host ADDRESS", "Address for HTTP; any other than this machine's needs NPUSIM_TOKEN.")
+        str,
+        o.option("--host ADDRESS", "Address for HTTP; an address that other machines can reach needs NPUSIM_TOKEN."),
     ] = "127.0.0.1",
     seconds: Annotated[float, o.option("--seconds S", "Time limit for each answer of a candidate.")] = 120.0,
     gib: Annotated[float, o.option("--memory GIB", "Limit for the memory of a candidate.")] = 8.0,

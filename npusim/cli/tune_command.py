@@ -30,7 +30,8 @@ Shapes = Annotated[
     list[str] | None, o.option("--sizes NAME=N,...", "Sizes of several shapes: --sizes M=512,4k; repeat for a grid.")
 ]
 Bits = Annotated[
-    str, o.option("--bits WHICH", "any; same, the class of the first configuration; or a class of the table: A.")
+    str,
+    o.option("--bits WHICH", "any; same: the class of the first configuration; or a class in the table, such as A."),
 ]
 Top = Annotated[int, o.option("--top K", "Number of configurations in the table.", min=1)]
 Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]

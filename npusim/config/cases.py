@@ -160,7 +160,7 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
     (``sizes``).
     """
 
-    name: Text | None = Field(default=None, description="a workload by name or file, as -w takes it")
+    name: Text | None = Field(default=None, description="a workload by name or file, in the form of -w")
     phase: Literal["prefill", "decode"] | None = Field(default=None, description="phase of a named workload")
     sizes: dict[str, NamedSize] | None = Field(default=None, description="sizes of a schedule of plain tensors")
     m: PositiveInt | None = None
@@ -292,16 +292,17 @@ class _Options(SpecModel):
     l2: L2State | None = Field(
         default=None,
         description=(
-            "content of L2 when the kernel starts: lines of other data to be written back (dirty), "
-            "nothing useful (clean), or the inputs (warm); absent: the device file's"
+            "content of L2 when the kernel starts: lines of other data that must be written back (dirty), nothing "
+            "useful (clean), or the inputs (warm); absent: as in the device file"
         ),
     )
 
     clock_mhz: PositiveFloat | None = Field(
-        default=None, description="clock to which the cores were locked; absent: not locked, limited by power"
+        default=None,
+        description=("clock to which the cores were locked; absent: the clock was not locked, and power limited it"),
     )
     power_watts: PositiveFloat | None = Field(
-        default=None, description="power limit of the board; absent: the device file's"
+        default=None, description="power limit of the board; absent: as in the device file"
     )
 
     @property
@@ -354,7 +355,7 @@ class MeasurementCase(_Options):
     launches: PositiveInt | None = Field(
         default=None, description="number of launches whose median is the measured time"
     )
-    spread: Band | None = Field(default=None, description="largest difference of a launch's time from the median")
+    spread: Band | None = Field(default=None, description=("largest difference between a launch's time and the median"))
 
     @model_validator(mode="after")
     def _speedup_has_a_baseline(self) -> Self:

@@ -32,9 +32,9 @@ class RouteSpec(SpecModel):
     row_latency_cycles: WholeQuantity | None = Field(
         default=None,
         description=(
-            "latency of an instruction that moves one row of fractals; a tile of several rows needs one "
-            "such instruction for each row, or a single instruction with `latency_cycles`, whichever is "
-            "faster"
+            "latency of an instruction that moves one row of fractals; a tile of several rows needs either one "
+            "such instruction for each row or a single instruction with `latency_cycles`, and the faster way is "
+            "used"
         ),
     )
     scale_bytes_per_cycle: Positive | None = Field(
@@ -43,7 +43,7 @@ class RouteSpec(SpecModel):
             "rate of the scales of block-scaled operands, which move after their elements; default: the elements' rate"
         ),
     )
-    links: tuple[str, ...] = Field(default=(), description="shared links crossed, by name")
+    links: tuple[str, ...] = Field(default=(), description="names of the shared links that a transfer crosses")
     unaligned_factor: Positive | None = Field(
         default=None,
         description=("time of rows in GM that start inside a request, relative to rows that start at its beginning"),
@@ -61,16 +61,16 @@ class RouteSpec(SpecModel):
     burst_overhead_cycles: Quantity | None = Field(
         default=None,
         description=(
-            "additional time of each row that does not follow the previous one directly in "
-            "GM; if rows are cut into fractals, of every row"
+            "additional time of each row that does not follow the previous row directly in GM; if rows are cut "
+            "into fractals, of each row"
         ),
     )
     miss_bytes_per_cycle: Positive | None = Field(
         default=None,
-        description=("rate of bytes that are read from memory behind L2, or written to lines that are not in L2"),
+        description=("rate of bytes that are read from memory beyond L2, or written to lines that are not in L2"),
     )
     row_cycles: Quantity | None = Field(
-        default=None, description="smallest time of a row that comes from memory behind L2 and is cut into fractals"
+        default=None, description="smallest time of a row that comes from memory beyond L2 and is cut into fractals"
     )
     request_cycles: Quantity | None = Field(
         default=None,
@@ -80,7 +80,7 @@ class RouteSpec(SpecModel):
         ),
     )
     output_formats: tuple[str, ...] | None = Field(
-        default=None, description="formats a fixpipe route can write; default: the engine's casts"
+        default=None, description="formats that a fixpipe route can write; default: those of the engine"
     )
 
 
@@ -130,7 +130,7 @@ class FixpipeEngine(_MoverSpec):
     """The pipe that drains the accumulator and casts during the copy: FIXP."""
 
     model: Literal["fixpipe"]
-    elements_per_cycle: Positive = Field(description="accumulator elements read in a cycle")
+    elements_per_cycle: Positive = Field(description="accumulator elements that are read in a cycle")
     casts: tuple[str, ...] = Field(description="formats that the pipe can write, the format of its input included")
 
 
@@ -233,7 +233,7 @@ class VectorEngine(_QueueSpec):
     row_sums: ClassVar[tuple[str, ...]] = get_args(MemoryRowSum)
     model: Literal["vector"]
     repeat_bytes: PositiveWhole = Field(description="bytes of one operand in one repeat")
-    block_bytes: PositiveWhole = Field(description="bytes of one block: unit of block reductions")
+    block_bytes: PositiveWhole = Field(description="bytes of one block, the unit of block reductions")
     row_sum: Choice[MemoryRowSum] = Field(description="name of the order in which the unit adds up a row")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
         default=None,
@@ -247,7 +247,9 @@ class VectorEngine(_QueueSpec):
     )
     row_interval_cycles: Quantity | None = Field(
         default=None,
-        description=("additional time of each copy when a row or a column is expanded, one copy for each row"),
+        description=(
+            "additional time of each copy in the expansion of a row or column, which needs one copy for each row"
+        ),
     )
     ops: dict[str, VectorOpSpec]
 
@@ -320,7 +322,7 @@ class RegisterVectorEngine(_QueueSpec):
         description="number of registers that loads and compute instructions may write in a cycle"
     )
     accesses_per_cycle_count: PositiveWhole = Field(
-        description=("number of accesses to the buffer in a cycle, of one register each")
+        description=("number of accesses to the buffer in a cycle; an access moves one register")
     )
     writes_per_cycle_count: PositiveWhole = Field(
         description="number of accesses to the buffer in a cycle that may be writes"
@@ -361,7 +363,7 @@ class MmaStepsSpec(SpecModel):
     steps_count: PositiveWhole = Field(description="machine instructions of one product")
     step_cycles: PositiveWhole = Field(description="time for which a step occupies the pipe of its sub-core")
     lone_gaps: tuple[GapSpec, ...] = Field(
-        description="time from each step of a product to the next, for a warp that is alone"
+        description="time from each step of a product to the next, for a single warp"
     )
     chained_latency_cycles: PositiveWhole = Field(
         description="time from a step to the same step of the next product on the same accumulators"
@@ -392,9 +394,9 @@ class IssueSpec(SpecModel):
         description="additional time of a product for each issue slot in a cycle that arithmetic uses, as a share "
         "of its time"
     )
-    warp_issue_cycles: Positive = Field(description="mean time from one instruction of a lone warp to the next")
+    warp_issue_cycles: Positive = Field(description="mean time from one instruction of a single warp to the next")
     special_factor: Positive = Field(
-        description="time of special functions between other instructions, relative to their time alone"
+        description="time of special functions between other instructions, relative to their time without these"
     )
     step_cycles: WholeQuantity = Field(description="time of an iteration in addition to the counted instructions")
 
@@ -409,12 +411,12 @@ class SpecialisedSpec(IssueSpec):
     (cuDNN's, FlashAttention-3's).
     """
 
-    instruction_slots_factor: Positive = Field(description="issue slots that an instruction takes, on average")
+    instruction_slots_factor: Positive = Field(description="average number of issue slots that an instruction uses")
     product_slowing_factor: Quantity = Field(
         description="additional time of all arithmetic while products run, as a share of its time without them"
     )
     element_cycles: Quantity = Field(
-        description="time at the end of a block for each element of O of a thread, in addition to its instructions"
+        description="additional time at the end of a block, for each element of O that a thread has"
     )
     gradient_block_cycles: Quantity | None = Field(
         default=None,
@@ -467,8 +469,9 @@ class SharingSpec(IssueSpec):
     lookup_miss_cycles: WholeQuantity | None = Field(
         default=None,
         description=(
-            "time that it takes longer from memory than from L2, on average over blocks of several heads that read it "
-            "at about the same time; missing, and for a block's own numbers: miss_extra_latency_cycles of L2"
+            "additional time of such a number if it comes from memory instead of L2, averaged over blocks of "
+            "several heads that read it at about the same time; missing, and for a block's own numbers: "
+            "miss_extra_latency_cycles of L2"
         ),
     )
     barrier_cycles: Quantity
@@ -487,7 +490,7 @@ class SharingSpec(IssueSpec):
         description="time of a step of a reduction across warps, through shared memory"
     )
     in_step_count: WholeQuantity = Field(
-        description="number of tiles of a loop after which blocks on the keys of one head are out of step"
+        description="number of tiles of a loop after which blocks that read the keys of one head are out of step"
     )
     loops: LoopSpec | None = Field(default=None, description="constants of compiled loops around products")
     specialised: SpecialisedSpec | None = Field(default=None, description="constants of kernels with specialised warps")
@@ -532,7 +535,9 @@ class AccessSpec(SpecModel):
     instructions_count: PositiveWhole = Field(
         description=("number of instructions, each of which uses an issue slot of its warp")
     )
-    wait_cycles: WholeQuantity = Field(description="additional waiting time of the thread if no other thread works")
+    wait_cycles: WholeQuantity = Field(
+        description=("additional time for which a thread waits if no other thread works")
+    )
 
 
 class LibrarySpec(SpecModel):
@@ -582,9 +587,9 @@ class LocalMemoryPipe(RatedUnit):
     model: Literal["local_memory"]
     bytes_per_cycle: Positive = Field(description="rate of stores and loads of the multiprocessor")
     near_factor: Positive = Field(
-        description=("ratio of the bytes in flight of all cores to the size of L2 up to which all accesses hit")
+        description=("largest ratio of all cores' bytes in flight to the size of L2 for which all accesses hit")
     )
-    far_factor: Positive = Field(description="the ratio above which all accesses go to memory")
+    far_factor: Positive = Field(description="ratio above which all accesses go to memory")
 
     @model_validator(mode="after")
     def _factors_ascend(self) -> Self:
@@ -603,7 +608,7 @@ class TurnoverPipe(RatedUnit):
 
     model: Literal["turnover"]
     block_cycles: Positive = Field(
-        description=("time from the end of a block to the end of the next one, if the blocks do nothing")
+        description=("time from the end of a block to the end of the next block, if blocks do no work")
     )
 
 
@@ -624,10 +629,12 @@ class SyncProductSpec(SpecModel):
             "number of lanes that hold each element of an operand, so that it is loaded for each of them; default: one"
         ),
     )
-    load_cycles: Positive = Field(description="time of a lone warp for a load of a 16 x 16 matrix into registers")
+    load_cycles: Positive = Field(description="time in which a single warp loads a 16 x 16 matrix into registers")
     chain_cycles: Positive | None = Field(
         default=None,
-        description="time until a product may add to the result of the one before; missing: no product waits for it",
+        description=(
+            "time until a product may add to the result of the previous product; missing: no product waits for it"
+        ),
     )
     latency_cycles: WholeQuantity = Field(description="time from the last product of a phase to the use of its results")
 
@@ -664,7 +671,7 @@ class GroupProductSpec(SpecModel):
         )
     )
     turn_cycles: WholeQuantity = Field(
-        description="delay of each resident block after the previous one: their products alternate"
+        description="delay of each resident block after the previous one, so that their products alternate"
     )
 
     @model_validator(mode="after")
@@ -739,7 +746,7 @@ class WarpIssue(SpecModel):
     )
     reserved_bytes: WholeQuantity | None = Field(default=None, description="additional shared memory of a block")
     copies: Choice[Literal["staged", "asynchronous"]] = Field(
-        description="how tiles get into shared memory: through registers, or directly from global memory"
+        description="path of tiles to shared memory: through registers, or directly from global memory"
     )
     sharing: SharingSpec = Field(description="constants of the concurrency of warp groups")
     library: LibrarySpec | None = Field(

@@ -58,7 +58,7 @@ class BufferSpec(SpecModel):
 class PartsSpec(SpecModel):
     """Reads of parts of lines: a row continues beyond a tile's columns, and the rest of its last line is read later."""
 
-    line_bytes: PositiveWhole = Field(description="pieces of fewer bytes are parts")
+    line_bytes: PositiveWhole = Field(description="smaller pieces are parts of lines")
     read_factor: Positive = Field(
         description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
     )
@@ -89,13 +89,16 @@ class StaysSpec(SpecModel):
 
     whole_factor: Positive = Field(description="share of the capacity up to which all inputs stay")
     none_factor: Positive = Field(
-        description="share of the capacity from which no input stays; between the two their share falls in proportion"
+        description=(
+            "share of the capacity from which on no input stays; between the two shares, the part of the "
+            "inputs that stays falls linearly"
+        )
     )
 
     @model_validator(mode="after")
     def _whole_is_less(self) -> Self:
         if self.whole_factor.value >= self.none_factor.value:
-            raise fault_at("none_factor", f"at most whole_factor, {self.whole_factor.value}; it is larger")
+            raise fault_at("none_factor", f"not above whole_factor, {self.whole_factor.value}; must be larger")
         return self
 
     @property
@@ -125,7 +128,10 @@ class L2Spec(SpecModel):
         ),
     )
     same_data_cores_count: PositiveWhole | None = Field(
-        default=None, description="number of cores from which `same_data_factor` applies in full; in proportion below"
+        default=None,
+        description=(
+            "number of cores from which on `same_data_factor` applies in full; for fewer cores it applies in proportion"
+        ),
     )
     stays: StaysSpec | None = Field(
         default=None,
@@ -157,7 +163,9 @@ class CatchUpSpec(SpecModel):
     """
 
     idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
-    rate_factor: PositiveWhole = Field(description="additional rate while the link recovers idle time, as a share")
+    rate_factor: PositiveWhole = Field(
+        description=("additional rate, as a share of the rate, while the link recovers idle time")
+    )
 
 
 class LinkSpec(SpecModel):
@@ -187,7 +195,7 @@ class FlagsSpec(SpecModel):
     usable_event_ids_count: PositiveWhole = Field(
         description="binary flags per ordered pair of pipes that a kernel may use"
     )
-    cross_core_latency_cycles: WholeQuantity = Field(description="from the set of a flag to the end of the wait")
+    cross_core_latency_cycles: WholeQuantity = Field(description=("time from the set of a flag to the end of the wait"))
     cross_core_issue_cycles: WholeQuantity = Field(description="time of the core to issue a set or a wait")
     tile_cycles: Quantity | None = Field(
         default=None,
@@ -247,12 +255,15 @@ class PowerSpec(SpecModel):
     pause_s: Quantity = Field(description="idle time before each call; 0: calls follow one another without a pause")
     settle_s: Positive | None = Field(
         default=None,
-        description=("time constant with which the clock falls to the clock at the limit; missing: immediately"),
+        description=(
+            "time constant with which the clock falls to its value at the limit; missing: it falls immediately"
+        ),
     )
     calls_count: PositiveWhole | None = Field(
         default=None,
         description=(
-            "number of calls in a row, starting at the full clock, whose mean is the time of a call; requires settle_s"
+            "number of successive calls, starting at the full clock, whose mean is the time of a call; requires "
+            "settle_s"
         ),
     )
     at_once: PowerSpec | None = Field(
@@ -331,7 +342,7 @@ class LaunchSpec(SpecModel):
     )
     products_s: Quantity | None = Field(
         default=None,
-        description="additional time of the first task of a program with products, only in a stream; absent: none",
+        description="additional time, only in a stream, of the first task of a program with products; absent: none",
     )
     block_dispatch_cycles: WholeQuantity = Field(
         description=("time before the first instruction of a launch on a core")
@@ -358,7 +369,7 @@ class LaunchSpec(SpecModel):
         default=None, description="time between two kernels that are issued one after the other"
     )
     host_issue_s: Quantity | None = Field(
-        default=None, description="time of the host to issue a kernel without waiting for its end"
+        default=None, description="time in which the host issues a kernel without waiting for its end"
     )
 
     @model_validator(mode="after")
@@ -426,12 +437,13 @@ class DeviceSpec(HardwareModel):
     architecture: Text
     clock_hz: Positive
     products_clock_hz: Positive | None = Field(
-        default=None, description="while the tensor cores of any multiprocessor work; missing: clock_hz"
+        default=None, description="clock while the tensor cores of any multiprocessor work; missing: clock_hz"
     )
     held_clock_hz: Positive | None = Field(
         default=None,
         description=(
-            "clock to which the cores are locked (--clock), an upper limit for every kernel; missing: not locked"
+            "clock to which the cores are locked (--clock), which is an upper limit for every kernel; missing: "
+            "the clock is not locked"
         ),
     )
     held_power_w: Positive | None = Field(

@@ -35,7 +35,7 @@ class LatentAttention(SpecModel):
 class Experts(SpecModel):
     """A mixture of experts in place of the FFN; the first layers may have a dense FFN."""
 
-    count: PositiveInt = Field(description="routed experts of a layer")
+    count: PositiveInt = Field(description="number of routed experts of a layer")
     per_token: PositiveInt = Field(description="number of routed experts of each token")
     width: PositiveInt = Field(description="width inside one expert")
     shared_width: NonNegativeInt = Field(default=0, description="width inside the experts that every token uses")

@@ -57,7 +57,7 @@ class DriverMode(SpecModel):
     """
 
     start_s: Quantity = Field(description="time of a collective before its first byte")
-    transfer_start_s: Quantity = Field(description="start time of each transfer")
+    transfer_start_s: Quantity = Field(description="time to start each transfer")
     engine_bytes_per_s: Positive = Field(description="rate of one engine or core")
     local_bytes_per_s: Positive | None = Field(
         default=None,
@@ -156,9 +156,7 @@ class AttentionTimes(SpecModel):
     resident_count: PositiveWhole = Field(description="number of blocks that are resident on a core")
     alone_factor: Positive | None = Field(
         default=None,
-        description=(
-            "time of a block that is alone on its core, relative to its share of a full core's time; missing: 1"
-        ),
+        description=("time of a single block on a core, relative to its share of a full core's time; missing: 1"),
     )
     flops_per_s: Positive = Field(description="rate of products on a full core")
     split: SplitTimes | None = Field(default=None, description="missing: keys are never split")
@@ -232,8 +230,8 @@ class PcieSpec(SpecModel):
     """The link between the host and each device; copies from pinned memory run concurrently with kernels."""
 
     bytes_per_s: Positive = Field(description="rate of one device in one direction")
-    start_s: Quantity = Field(description="start time of a copy of a few rows")
-    kv_start_s: Quantity = Field(description="start time of a copy of a layer's keys and values")
+    start_s: Quantity = Field(description="time to start a copy of a few rows")
+    kv_start_s: Quantity = Field(description="time to start a copy of a layer's keys and values")
     wake_s: Quantity = Field(
         description="additional time of a copy after the device was idle, for each doubling of the idle time beyond "
         "1 ms"

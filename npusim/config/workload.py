@@ -95,7 +95,7 @@ class Workload(CallFields):
     unread: tuple[Text, ...] = Field(
         default=(), description="keys of its config.json that npusim does not read and that may change the result"
     )
-    stored: StoredWeights | None = Field(default=None, description="weights that are not in 16 bits")
+    stored: StoredWeights | None = Field(default=None, description="weights that do not have 16 bits")
     latent: LatentAttention | None = None
     tensor_parallel: PositiveInt = Field(default=1, description="number of devices that share the heads")
     batch: Count = 1

@@ -28,7 +28,7 @@ from npusim.formats.cuda_functions import div_full
 from npusim.formats.elementwise import MaxNan, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.reductions import MMA_LANES, in_lanes, lane_layout, normal_order
-from npusim.formats.unary import DIVISIONS, erf, exp, exp2, log, log2, rsqrt, sqrt, tanh
+from npusim.formats.unary import DIVISIONS, erf, exp, exp2, log, log1p, log2, rsqrt, sqrt, tanh
 
 Rows = list[Array]
 _TEXT = re.compile(r"take=(\d+) size=(\d+) pads=(\S+)( reverse)?: (.*)")
@@ -39,7 +39,17 @@ _OF_MASKS: Mapping[type, Callable[..., Array]] = MappingProxyType(
     {ast.BitAnd: np.logical_and, ast.BitOr: np.logical_or}
 )
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
-    {"exp": exp, "exp2": exp2, "log": log, "log2": log2, "rsqrt": rsqrt, "sqrt": sqrt, "tanh": tanh, "erf": erf}
+    {
+        "exp": exp,
+        "exp2": exp2,
+        "log": log,
+        "log2": log2,
+        "log1p": log1p,
+        "rsqrt": rsqrt,
+        "sqrt": sqrt,
+        "tanh": tanh,
+        "erf": erf,
+    }
 )
 _NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 
@@ -153,7 +163,7 @@ def _filled(values: Sequence[Array], how: Combine, target: FloatFormat) -> Rows:
     shape = np.broadcast_shapes(*(np.shape(x) for x in values))
     missing = how.size - shape[-1]
     if missing < 0 or len(how.pads) != len(values):
-        raise FormatError(f"{shape[-1]} elements of {len(values)} rows, of a function of {how.size} of {len(how.pads)}")
+        raise FormatError(f"{shape[-1]} elements of {len(values)} rows; the function has {how.size} of {len(how.pads)}")
     rows = Rows()
     for x, pad in zip(values, how.pads, strict=True):
         whole = np.broadcast_to(np.asarray(x, target.dtype), shape)
@@ -255,7 +265,7 @@ def _value(node: ast.expr, names: Mapping[str, Array], target: FloatFormat, shap
             args = [of(x) for x in node.args if not (isinstance(x, ast.Constant) and isinstance(x.value, str))]
             nan = next((x.value.value for x in node.keywords if isinstance(x.value, ast.Constant)), "number")
             return _called(name, args, words, str(nan), target)
-    raise FormatError(f"{ast.unparse(node)}: no expression of a function of two elements")
+    raise FormatError(f"{ast.unparse(node)}: is not an expression of a function of two elements")
 
 
 def _called(name: str, args: list[Array], words: list[str], nan: str, target: FloatFormat) -> Array:
@@ -279,5 +289,5 @@ def _called(name: str, args: list[Array], words: list[str], nan: str, target: Fl
         return np.where(mask, x, y)
     function, _, variant = (form or f"{name}.correct").partition(".")
     if function not in _FUNCTIONS:
-        raise FormatError(f"{name}: no function of two elements has it")
+        raise FormatError(f"{name}: a function of two elements cannot call it")
     return _FUNCTIONS[function](args[0], target, variant=variant)

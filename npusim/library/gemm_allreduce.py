@@ -30,7 +30,7 @@ class GemmAllReduceTiling(OverlapTiling):
 
     # pto-isa's kernel transfers its result tile by tile (ascend.md section 1.8); a small number of blocks is nearly
     # equivalent.
-    blocks: int = Field(default=4, ge=1, description="number of blocks of rows; 1: no overlap")
+    blocks: int = Field(default=4, ge=1, description="number of blocks of rows; 1: collectives do not overlap")
 
 
 def _gemm_allreduce(

@@ -1,7 +1,8 @@
-"""The decisions of kernels: one value per kernel, which a phase's tiling and its operations contain and pricing reads.
+"""The decisions of kernels: one value for each kernel. A phase's tiling and its operations contain the value; pricing
+reads it.
 
-A decision that a tiling names replaces the kernel's; no other class repeats a decision.  They are named tuples, which
-are cheap to compare: they are part of the key of a price.
+A decision that a tiling names replaces the kernel's; no other class repeats a decision.  Decisions are named tuples:
+they are part of the key of a price, and named tuples are cheap to compare.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Literal, NamedTuple
 # ---------------------------------------------------------------- an Ascend device
 
 
-#: Barriers between a vector core's instructions: PTO's kernels have them where needed, CANN 8.0's and CATLASS's after
-#: every one (pto_macro_fa_softmax.hpp; block_epilogue_online_softmax_no_mask.hpp).
+#: Barriers between a vector core's instructions: PTO's kernels have barriers where they are needed, kernels of CANN 8.0
+#: and of CATLASS have one after every instruction (pto_macro_fa_softmax.hpp;
+#: block_epilogue_online_softmax_no_mask.hpp).
 Barriers = Literal["needed", "every"]
 #: The order in which the stages of tiles follow one another.
 StageOrder = Literal["rolling", "groups", "serial"]
@@ -112,16 +114,17 @@ class AscendDecisions(NamedTuple):
 # ---------------------------------------------------------------- a GPU
 
 
-#: Generations of matrix instructions: of one warp, operands in its registers; of a warp group, from shared memory.
+#: Generations of matrix instructions: of one warp, with operands in its registers; of a warp group, with operands in
+#: shared memory.
 Generation = Literal["mma", "wgmma"]
-#: The roles of a block's warps: all equal; some copy, so that products follow one another without a gap; or one group
-#: copies, and the others alternate.
+#: The roles of a block's warps: all are equal; or some copy, so that products follow one another without a gap; or one
+#: group copies, and the others alternate.
 Roles = Literal["alike", "copying", "alternating"]
 #: Operations that alternating warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: The event at which a kernel has a cost: at a block's start or end; in an iteration, in an iteration with registers in
-#: local memory or with data beyond L2, or for each slice of a sum; for each element that rows compute, that the end of
-#: a block computes, or of scores; for each multiply-add.
+#: The event at which a kernel has a cost: the start or end of a block; an iteration, an iteration with registers in
+#: local memory or with data beyond L2, or a slice of a sum; an element that rows compute, an element that the end of a
+#: block computes, or an element of the scores; a multiply-add.
 Due = Literal[
     "block", "end", "tile", "access", "local", "beyond", "slice", "element", "output", "score", "multiply_add"
 ]  # fmt: skip
@@ -153,11 +156,11 @@ class CodeWork(NamedTuple):
     issued
         Number of all instructions of a warp.
     narrow, special
-        Instructions among them on the pipe of half the width, and special functions.
+        Those of these instructions that use the pipe of half the width, and those that are special functions.
     shared, local
-        Accesses to shared memory, and to spilled registers.
+        Accesses to shared memory, and accesses to spilled registers.
     barriers
-        Barriers of the block.
+        Number of barriers of the block.
     is_ahead
         Whether a loop loads the next row while it computes the current row.
     goes_on
@@ -181,9 +184,10 @@ class StateLoop(NamedTuple):
     """A compiled loop without products that stores a result for each tile and loads no tile ahead.
 
     waits
-        How often its warps wait, one time after the other, for what a tile is loaded from, by machine code.
+        How often its warps wait, one time after the other, for the places from which a tile is loaded, by machine
+        code.
     barriers
-        Barriers of an iteration.
+        Number of barriers of an iteration.
     """
 
     waits: int = 1
@@ -193,11 +197,12 @@ class StateLoop(NamedTuple):
 class LoopWork(NamedTuple):
     """Work of a block in an iteration of a compiled loop around products, from its machine code.
 
-    ``before``, ``after``: cycles of a block alone on its core before the first copy of a later tile, and from there on;
-    ``held``: cycles for which the block occupies the core if blocks share the core.  Cycles of a sub-core: ``issued``
-    instructions, the pipe of half the width (``narrow``), ``special`` functions, products (``product``); of the
-    multiprocessor: shared memory, spilled registers (``local``).  ``lookups``: how often the block waits, one time
-    after the other, for places that may come from memory, which these cycles do not contain.
+    ``before``, ``after``: cycles of a block that is alone on its core, before the first copy of a later tile and from
+    this copy on; ``held``: cycles for which the block occupies the core if blocks share the core.  Cycles of a
+    sub-core: ``issued`` instructions, the pipe of half the width (``narrow``), ``special`` functions, products
+    (``product``); of the multiprocessor: shared memory, spilled registers (``local``).  ``lookups``: how often the
+    block waits, one time after the other, for places that may come from memory; the cycles above do not contain these
+    waits.
     """
 
     before: float = 0.0
@@ -212,7 +217,7 @@ class LoopWork(NamedTuple):
     lookups: int = 0
 
     def part(self, cycles: float) -> LoopWork:
-        """Return the part of the work that takes this number of its cycles alone."""
+        """Return the part of the work that takes this number of the cycles of a block alone on its core."""
         share = cycles / max(1.0, self.before + self.after)
         return LoopWork(
             cycles,
@@ -231,12 +236,12 @@ class GpuDecisions(NamedTuple):
     """Decisions of a kernel on a GPU. The warps, registers and charges of a block follow from its tile and the device.
 
     groups, warps
-        Number of warp groups of a block, each with its own queue and a share of the rows; number of warps of a group,
-        which execute an operation together. 0 warps: the device file does not describe warps.
+        Number of warp groups of a block, each with its own queue and a share of the rows, and number of warps of a
+        group, which execute an operation together. 0 warps: the device file does not describe warps.
     across
         Number of warps of a group that share the columns of a tile; the other warps share its rows.
     repeats
-        Number of times that a group computes the complete operation: eight warps on 64 rows compute S twice.
+        Number of times that a group computes the complete operation: eight warps compute S twice if a tile has 64 rows.
     generation
         Generation of the matrix instructions.
     is_serial
@@ -257,7 +262,8 @@ class GpuDecisions(NamedTuple):
         Whether one thread copies a tile of each operand (TMA). If not, every thread copies its share.
     depth, held_depth
         Number of slots in shared memory of each operand of the loop, and of each operand that a block reads until it
-        ends (while one slot is read, the operand of the next block is loaded into another). Fewer if they do not fit.
+        ends (while one slot is read, the operand of the next block is loaded into another). An operand has fewer slots
+        if they do not fit.
     loaded_tiles
         Number of tiles in progress in a loop without products: operations on one tile run while the next tile is
         loaded.
@@ -357,5 +363,5 @@ class GpuDecisions(NamedTuple):
         return self.alternates and (self.counts == "always" or (self.counts == "masked" and is_masked))
 
     def due(self, *when: Due) -> tuple[Charge, ...]:
-        """Return the charges that are due ``when``."""
+        """Return the charges that are due at the event ``when``."""
         return tuple([c for c in self.charges if c.due in when])

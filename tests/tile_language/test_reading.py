@@ -310,7 +310,7 @@ def test_warp_groups_that_do_not_wait_are_refused() -> None:
     a, b = drawn((32, 192), (192, 64))
     call = recorded(lambda: product_of_warp_groups(32, 64, 192, 2, False)(a, b, torch.zeros(32, 64)))
     with pytest.raises(
-        NpusimError, match=r"tile_kernels\.py:\d+: a copy may count for the phase before of its barrier"
+        NpusimError, match=r"tile_kernels\.py:\d+: a copy may count for the previous phase of its barrier"
     ):
         npusim.run(call, hw="h200")
 

@@ -131,8 +131,9 @@ def test_a_time_below_its_bound_fails(result: TimingResult) -> None:
 def test_fewer_bytes_than_inputs_and_outputs_have_fails(result: TimingResult) -> None:
     links = {**result.link_bytes, "hbm": result.compulsory_bytes - 1}
     with pytest.raises(
-        ContradictionError, match="moved behind L2, but the inputs, and the outputs that do not stay in L2, have"
+        ContradictionError,
+        match="crossed to memory beyond L2, but the inputs, and the outputs that do not stay in L2, have",
     ):
         check_sanity(replace(result, link_bytes=links))
-    with pytest.raises(ContradictionError, match="0 bytes moved behind L2,"):
+    with pytest.raises(ContradictionError, match="0 bytes crossed to memory beyond L2,"):
         check_sanity(replace(result, link_bytes={**result.link_bytes, "hbm": 0}))

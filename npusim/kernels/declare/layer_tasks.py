@@ -75,7 +75,7 @@ class LayerTiling(OverlapTiling):
     blocks: int = Field(
         default=1,
         ge=1,
-        description=("number of blocks of rows; the AllReduce of one runs during the next one's kernels"),
+        description=("number of blocks of rows; the AllReduce of a block runs during the kernels of the next block"),
     )
     attention: str = Field(
         default="auto",
@@ -116,7 +116,7 @@ class LayerTiling(OverlapTiling):
         description=("number of layers with K and V on the devices; default: all, or as many as fit"),
     )
     cpu_layers: int | None = Field(
-        default=None, ge=0, description="number of layers with K and V on the host; default: the others"
+        default=None, ge=0, description="number of layers with K and V on the host; default: all other layers"
     )
     output: int = Field(
         default=0, ge=0, description=("number of generated tokens for which memory of K and V is reserved")

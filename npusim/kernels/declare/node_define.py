@@ -71,7 +71,8 @@ class CollectiveTiling(Tiling):
     """Driver and mode of the collective."""
 
     collective: str = Field(
-        default="auto", description="driver that moves the bytes, one of the node's file; auto: the first one"
+        default="auto",
+        description=("driver that moves the bytes, one of those in the node's file; auto: the first one"),
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
         default="auto",
@@ -84,9 +85,12 @@ class OverlapTiling(CollectiveTiling):
 
     # The default is a few large blocks, because a collective has a start-up time, and kernels of small blocks do not
     # fill the cores.
-    blocks: int = Field(default=2, ge=1, description="number of blocks of rows; 1: no overlap")
+    blocks: int = Field(default=2, ge=1, description="number of blocks of rows; 1: collectives do not overlap")
     first_share: float | None = Field(
-        default=None, gt=0, lt=1, description=("share of all rows in the first block; default: as in the other blocks")
+        default=None,
+        gt=0,
+        lt=1,
+        description=("share of all rows that the first block has; default: that of the other blocks"),
     )
 
 

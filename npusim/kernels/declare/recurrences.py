@@ -1,9 +1,9 @@
 """Recurrences whose state is a matrix, chunk by chunk: the states before the chunks, then the chunks' results.
 
-S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t: within a chunk as scores with a decay, between chunks as a state.
-There are two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``): retention (Sun et
-al. 2023), with one decay per head, and gated linear attention (Yang et al. 2024), with a decay for each token and
-channel of keys, which an earlier kernel multiplies into Q and K.
+S_t = decay_t S_(t-1) + k_t^T v_t and o_t = q_t S_t. Within a chunk these are scores with a decay; from chunk to chunk a
+state is passed. There are two kernels, as in flash-linear-attention (``chunk_fwd_kernel_h``, ``chunk_fwd_kernel_o``):
+retention (Sun et al. 2023), with one decay per head, and gated linear attention (Yang et al. 2024), with a decay for
+each token and channel of keys; an earlier kernel multiplies Q and K by it.
 
 If each token of a head has a decay, kernels read g, the sums of log decays up to each token of a chunk: a tensor with
 one row per head, which is read as a column and as a row.  The gated delta rule (Yang et al. 2025) computes its WY form
@@ -46,7 +46,7 @@ class StatePrecision(NamedFormats):
     state
         S between chunks, and the terms that are added to S.
     factor
-        Operands of products that rows compute, and S in the form that the next kernel reads.
+        Operands of products that rows compute, and S as the next kernel reads it.
     product
         Results of products.
     output
@@ -75,8 +75,8 @@ class StatePrecision(NamedFormats):
 
 @kernel(results="h", k="token key", v="token value", into="token", keep="key", walks="token", still="into")
 def states(k: Value, v: Value, into: Value | None, keep: Value, p: StatePrecision) -> Any:
-    """Return S before each chunk; ``into``: the decay of each token at the end of its chunk, where K does not include
-    it.
+    """Return S before each chunk; ``into``: the decay of each token at the end of its chunk, for a K that does not
+    include it.
 
     ``keep``: the decay of S in each chunk, by channel of keys.
     """
@@ -109,8 +109,8 @@ def evenly_decayed(k: Value, v: Value, into: Value, keep: Value, p: StatePrecisi
     still="decay out",
 )
 def outputs(q: Value, k: Value, v: Value, h: Value, decay: Value, out: Value | None, p: StatePrecision) -> Any:
-    """Return a chunk's results: the part of its own keys, weighted by their decay, and the part of the state before the
-    chunk.
+    """Return a chunk's results: the contribution of its own keys, weighted by their decay, and the contribution of the
+    state before the chunk.
     """
     a = (p.left(q @ k.T) * decay).to(p.factor)
     inter = (q @ h).to(p.product)
@@ -164,8 +164,8 @@ def gated_outputs(
 ) -> Value:
     """Return a chunk's results as `outputs`, with decays from their sums: ``g`` of queries, ``gt`` of keys.
 
-    ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows precede products that they
-    do not need.
+    ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows come before products whose
+    results they do not need.
     """
     if as_pto:
         decay = exp(below + (g - gt))
@@ -216,8 +216,8 @@ class Chunks:
 
     @property
     def of_all_heads(self) -> int:
-        """Tokens of a head in a block that has as many sums as a chunk of all heads, so that a sequence has about as
-        many blocks as chunks.
+        """Number of tokens of a head in a block. Such a block has as many sums as a chunk of all heads, so that a
+        sequence has about as many blocks as chunks.
         """
         return ceil_div(self.count, max(1, round(self.count / self.heads))) * self.chunk
 
@@ -319,16 +319,17 @@ STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tok
 GATE_DIVISOR = 16
 
 
-#: Elements of a slice of a vector core: UB has no space for more than S of 128 x 128, its product and its copy.
+#: Elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but not for
+#: more.
 STATE_SLICE = 4096
 
 
-#: Elements of a slice in the kernel that multiplies gates into Q and K, which loads and stores seven tiles.
+#: Elements of a slice in the kernel that multiplies Q and K by the gates: it loads and stores seven tiles.
 GATES_SLICE = 2048
 
 
 class ChunkFields(Tiling):
-    """Tokens of a chunk, and columns of the state that a block has."""
+    """Tokens of a chunk, and columns of the state in a block."""
 
     chunk: int = Field(default=64, ge=16, le=256, multiple_of=16, description="tokens of a chunk")
     block_value: int = Field(
@@ -341,7 +342,7 @@ class ChunkFields(Tiling):
 
 
 class StateFields(ChunkFields):
-    """Tiling fields of a kernel in which a block may have some rows of the state: the block stores no factor."""
+    """Tiling fields of a kernel in which a block may have only some rows of the state, because it stores no factor."""
 
     block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
 

@@ -40,7 +40,7 @@ LANGUAGE = "tilelang-ascend"
 
 
 def is_ascend_program(path: Path) -> bool:
-    """Return whether a file, or a module of its folder that it imports, has a call with ``is_npu=True``."""
+    """Return whether a file, or a module that it imports from its own folder, has a call with ``is_npu=True``."""
     seen, waiting = set[Path](), [path]
     while waiting:
         one = waiting.pop()
@@ -130,7 +130,7 @@ class _Launches:
         self._recorder, self._language, self._path = recorder, language, str(path)
 
     def __call__(self, kernel: PrimFunc, given: Sequence[object], named: Mapping[str, object]) -> object:
-        """Record a launch; return the outputs that it allocates, which nothing has computed."""
+        """Record a launch; return the outputs that it allocates, whose values are not computed."""
         made_here = kernel.output_names | kernel.workspace_names
         names = [n for n in kernel.parameters if n not in made_here]
         names = names if len(names) == len(given) + len(named) else list(kernel.parameters)
@@ -219,7 +219,7 @@ def _in_shape(p: TileBuffer | tuple[str, str], x: object) -> object:
 
 
 def _refuse_integers(kernel: TileKernel, given: Mapping[str, object]) -> None:
-    """Refuse a kernel that reads a tensor of integers without values."""
+    """Refuse a kernel that reads a tensor of integers whose values are not known."""
     for e in expressions_in(kernel.body):
         for x in parts_of(e):
             if not isinstance(x, BufferElement) or not x.buffer.is_global or x.buffer.fmt in FLOATS:

@@ -1,9 +1,9 @@
 """Reads the text of a TileLang-Ascend kernel as statements on tiles, without its package.
 
-A kernel is a Python function whose closure has real values.  Its statements are read one after another; Python computes
-expressions, with buffers and numbers of the kernel in place of values.  Thus sizes, formats and conditions have the
-values that Python gives them, and helper functions of the program are called.  As in TileLang, a name that a loop or a
-branch binds is known only there.
+A kernel is a Python function whose closure has real values.  Its statements are read one after another; Python
+evaluates expressions, in which buffers and numbers of the kernel stand for values.  Sizes, formats and conditions thus
+have the values that Python computes, and helper functions of the program are called.  As in TileLang, a name that a
+loop or a branch binds is known only inside it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TracedLoop:
     stages: int = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Run over numbers of the text, as in a comprehension."""
+        """Iterate over numbers of the text, as in a comprehension."""
         if self.word != "range" or any(isinstance(b, TracedValue) for b in self.bounds):
             raise TypeError(f"T.{self.word} occurs in a function that is not a T.macro, or in an expression")
         return iter(range(*self.bounds))  # type: ignore[call-overload]
@@ -229,7 +229,7 @@ class AscendReader:
         return without_overwritten(body)
 
     def of_tasks(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """Return a loop over the tasks of a core as the statements of one task, each of which is a program."""
+        """Return a loop over the tasks of a core as the statements of one task; each task is a program."""
         if len(self.numbers) != 1:
             return body
         name = f"{self.numbers[0]}_task"
@@ -310,8 +310,8 @@ class AscendReader:
 
     @contextmanager
     def inside(self, own: Mapping[str, object] = {}) -> Iterator[list[Statement]]:
-        """Read the statements of a loop, which has its ``own`` numbers, or of a branch; names that are bound in them
-        end with the loop or branch.
+        """Read the statements of a branch, or of a loop, which has its ``own`` numbers; names that are bound inside are
+        not known after the loop or branch.
         """
         before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
@@ -390,7 +390,7 @@ class AscendReader:
             raise self.refuse(f"{type(error).__name__}: {error}") from error
 
     def macro(self, node: ast.expr) -> object | None:
-        """Read the statements of a ``T.macro`` where it is called; None for another expression."""
+        """Read the statements of a ``T.macro`` at its call; None for another expression."""
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
             return None
         called = self.names.get(node.func.id) if isinstance(node.func, ast.Name) else self.value(node.func)
@@ -463,7 +463,7 @@ class AscendReader:
         return value
 
     def branch(self, node: ast.If) -> None:
-        """Read an if; both branches are read if the condition is only known at run time."""
+        """Read an if; both branches are read if the condition is known only at run time."""
         condition, line = self.value(node.test), self.line
         if isinstance(condition, TracedValue):
             condition = condition != 0
@@ -495,7 +495,7 @@ class AscendReader:
         self.body(node.body)
 
     def numbered(self, launch: TracedLaunch, names: ast.expr | None) -> None:
-        """Give the programs' numbers their names."""
+        """Assign names to the programs' numbers."""
         if self.numbers:
             raise self.refuse("a function has a second T.Kernel, which is not supported")
         listed = names.elts if isinstance(names, ast.Tuple | ast.List) else [names] if names is not None else []
@@ -550,7 +550,7 @@ class AscendReader:
         self.add(*(rows or (serial,)))
 
     def persistent(self, node: ast.For, over: TracedLoop, targets: list[ast.expr]) -> None:
-        """Read the blocks that the cores share, each of which is a program."""
+        """Read the blocks that the cores share; each block is a program."""
         sizes, cores, core = over.bounds if len(over.bounds) == 3 else (None, None, None)
         is_own = isinstance(core, TracedValue) and core.expression == Variable(self.numbers[0] if self.numbers else "")
         if (cores,) != self.grid or not is_own or self.shared is not None:
@@ -573,7 +573,7 @@ class AscendReader:
         self.add(*made)
 
     def unrolled(self, node: ast.For, values: object) -> None:
-        """Read a loop over values of the text, once for each."""
+        """Read the body of a loop over values of the text once for each value."""
         if not isinstance(values, Iterable) or not isinstance(node.target, ast.Name):
             raise self.refuse(f"a loop over {ast.unparse(node.iter)} is not supported")
         for x in values:
@@ -581,7 +581,9 @@ class AscendReader:
             self.body(node.body)
 
     def nest(self, variables: list[str], over: TracedLoop, made: list[Statement]) -> ParallelNest:
-        """Return parallel loops with their statements; the conditions around a statement become the statement's own."""
+        """Return parallel loops with their statements; the conditions around a statement become conditions of the
+        statement.
+        """
         axes = tuple(zip(variables, self.sizes(over.bounds), strict=True))
         found = list[Elementwise | BoundValue]()
 
@@ -610,8 +612,8 @@ class AscendReader:
 
 
 def product_that_clears(s: Conditional) -> MatrixProduct | None:
-    """Return an if between two products that differ only in whether they clear as one product; None for any
-    other if.
+    """Return, as one product, an if between two products that differ only in whether they clear their result; None for
+    any other if.
     """
     if len(s.then) != 1 or len(s.otherwise) != 1:
         return None
@@ -660,9 +662,9 @@ def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
 
 
 def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
-    """Return a loop whose iterations are rows of tiles as parallel loops, one statement after another.
+    """Return a loop whose iterations are rows of tiles as parallel loops, one for each statement.
 
-    Each statement writes a row that no other iteration reads or writes.  None: another loop.
+    Each statement writes a row that no other iteration reads or writes.  The result is None for other loops.
     """
     count = linear(Applied("-", (loop.high, loop.low)), {})
     if set(count) != {Literal(1)} or loop.low != Literal(0) or count[Literal(1)] < 1:
@@ -692,7 +694,8 @@ def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
 
 
 def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction | None:
-    """Return ``if i > 0: s[i] = s[i - 1]`` and ``s[i] = s[i] + x[i]``, where s is 0 before, as sums up to each element.
+    """Return ``if i > 0: s[i] = s[i - 1]`` and ``s[i] = s[i] + x[i]`` as sums up to each element, if s is 0 before the
+    loop.
 
     ``before``: the statements before the loop.  None: another loop.
     """
@@ -722,13 +725,13 @@ def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction 
 
 
 def only_element(s: Statement) -> Elementwise | None:
-    """Return the assignment to one element of which a statement consists; None for other statements."""
+    """Return the only assignment in a statement, if it is to one element; None for other statements."""
     x = only_assignment(s)
     return x if x is not None and not x.axes else None
 
 
 def is_zero(tile: TileBuffer, before: Sequence[Statement]) -> bool:
-    """Return whether the last of some statements that writes a tile fills it with 0."""
+    """Return whether, of some statements, the last one that writes a tile fills it with 0."""
     own = [s for s in before if tile in written_buffers([s])]
     x = only_assignment(own[-1]) if own else None
     is_fill = x is not None and isinstance(x.value, Literal) and x.value.value == 0

@@ -31,7 +31,7 @@ _RELATIONS = MappingProxyType({"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==
 
 
 class TracedValue(Scalar):
-    """A number of the kernel that is only known at run time: its expression."""
+    """A number of the kernel that is known only at run time, as an expression."""
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         self.expression, self.refuse = expression, refuse
@@ -82,7 +82,7 @@ class TracedValue(Scalar):
 
 
 class TracedCondition(OpenCondition):
-    """A condition that is only known at run time."""
+    """A condition that is known only at run time."""
 
     def __init__(self, expression: Expression, refuse: Callable[[str], ProgramError]) -> None:
         def decide(_key: str) -> bool:
@@ -112,7 +112,7 @@ class TracedCondition(OpenCondition):
 
 
 class TracedElement(TracedValue):
-    """One element of a buffer, which is a number, or the first element of a block if a copy states the size."""
+    """One element of a buffer: a number, or, if a copy states a size, the first element of a block."""
 
     def __init__(
         self, buffer: TracedBuffer, indices: tuple[Expression, ...], refuse: Callable[[str], ProgramError]
@@ -187,7 +187,7 @@ class TracedBuffer:
         return TracedPart(self, BufferPart(self.tile, tuple(start), tuple(extent)))
 
     def distance(self, first: Expression, end: Expression) -> int:
-        """Return the elements of a slice, in which everything but numbers must cancel."""
+        """Return the number of elements of a slice; everything in it that is not a number must cancel."""
         terms = linear(Applied("-", (end, first)), {})
         if set(terms) - {Literal(1)} or (n := int(terms.get(Literal(1), 0))) < 1:
             raise self.refuse(f"a slice of {self.tile.name} is empty, or its length is known only at run time")
@@ -208,7 +208,7 @@ def expression_of(x: object) -> Expression:
 
 
 def moved(first: Expression, by: Expression) -> Expression:
-    """Return an index after another one."""
+    """Return the sum of two indices."""
     return simpler(Applied("+", (first, by)))
 
 

@@ -1,7 +1,7 @@
 """The words of TileLang-Ascend as statements on tiles: copies, products, vector instructions, reductions.
 
 A vector instruction treats its operands as rows of numbers: parts of one size and shape correspond element by element.
-Each word adds its statements to those read so far; flags and barriers decide no value and add none.
+Each word adds its statements to those read so far; flags and barriers do not affect values, and add no statement.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class AscendWords:
 
     # ------------------------------------------------------------ operands
     def part(self, x: object) -> BufferPart:
-        """Return the part of a buffer that an operand is."""
+        """Return an operand as a part of a buffer."""
         if not isinstance(x, TracedBuffer | TracedPart | TracedElement):
             raise self.reader.refuse(f"the operand {x!r:.60} is neither a buffer nor a part of one")
         return x.part
@@ -135,7 +135,7 @@ class AscendWords:
         self.reader.add(*statements)
 
     def assign(self, target: object, value: Callable[[tuple[tuple[str, int], ...]], Expression]) -> None:
-        """Add an assignment of each element of a part; ``value`` gives the expression under parallel loops."""
+        """Add an assignment of each element of a part; ``value`` returns the expression under parallel loops."""
         part = self.part(target)
         axes, line = axes_of(part.extent), self.reader.line
         made = Elementwise(axes, part.buffer, indices_in(part, axes), value(axes), None, line)
@@ -157,7 +157,9 @@ class AscendWords:
         return lambda axes: BufferElement(part.buffer, indices_in(part, axes))
 
     def read_before(self, x: TracedElement, target: object) -> Expression:
-        """Return an instruction's element as a number, read before the instruction writes its tile."""
+        """Return an element that an instruction reads as a number; it is read before the instruction writes its
+        tile.
+        """
         if x.buffer.tile is not self.part(target).buffer:
             return x.expression
         name = self.reader.fresh("number")
@@ -188,7 +190,7 @@ class AscendWords:
         self.add(CrossFlag(number, is_wait, self.reader.line))
 
     def word_use_swizzle(self, panel: object, *more: object, **_: object) -> object:
-        """Choose another order of the blocks; a number, which the order may also permute, is unchanged."""
+        """Choose another order of the blocks; numbers, which the order may also permute, are unchanged."""
         if isinstance(panel, TracedValue):
             self.reader.notes[f"{self.reader.line}: npusim ignores T.use_swizzle, an order of the blocks"] = None
             return panel
@@ -246,7 +248,9 @@ class AscendWords:
         pad_value: object = None,
         coalesced_width: object = None,
     ) -> None:
-        """A copy; one element represents the block that begins there, and has the other part's size."""
+        """A copy; if an operand is one element, it represents the block that begins there and has the size of the other
+        part.
+        """
         if more or isinstance(pad_value, TracedValue):
             raise self.reader.refuse("T.copy has a pad_value= that is known only at run time")
         if transpose:
@@ -271,8 +275,8 @@ class AscendWords:
         self.add(nest)
 
     def lengthened(self, a: BufferPart, b: BufferPart, pad: object) -> ParallelNest | None:
-        """Return a copy of a row of a tensor to a longer row of a tile, whose other elements are one number; None for
-        other copies.
+        """Return a copy of a row of a tensor to a longer row of a tile, whose other elements are equal numbers; None
+        for other copies.
         """
         lines = [[n for n in x.extent if n != 1] for x in (a, b)]
         have, (wanted, *_) = math.prod(lines[0]), lines[1] or [1]
@@ -480,7 +484,7 @@ class TileWords:
         self.word_fill(target, 0.0)
 
     def atomic_add(self, target: object, source: object) -> None:
-        """An addition of a tile to elements of a tensor, which other cores add to too."""
+        """An addition of a tile to elements of a tensor, to which other cores also add."""
         words = self._words
         a, b = words.sized(source, target), words.sized(target, source)
         nest = part_as_nest(a, b, words.reader.line)

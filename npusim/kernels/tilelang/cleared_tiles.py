@@ -1,7 +1,7 @@
 """Products that clear their result in the first iteration of loops, as products that add to a tile of zeros.
 
 ``init=T.And(k == 0, kk == 0)`` of a product in two loops is a tile of zeros before both; ``init=(k == 0)`` of a product
-in an if changes nothing where the tile is zeros before the loop.
+in an if has no effect if the tile is zeros before the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _ADDS = Literal(0, "bool")
 
 
 def with_zeros_before(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements with zeros before loops in place of products that clear in the first iteration of several."""
+    """Return statements in which tiles of zeros before loops replace products that clear in the first iteration of
+    several loops.
+    """
     made, zeros = list[Statement](), set[TileBuffer]()
     for statement in body:
         s = with_bodies(statement, with_zeros_before)
@@ -56,14 +58,14 @@ def _first(loop: SerialLoop) -> Expression:
 
 
 def _terms(x: Expression) -> set[Expression]:
-    """Return the conditions that all hold where a condition does."""
+    """Return the conditions that all hold if a condition holds."""
     if isinstance(x, Applied) and x.word == "and":
         return {t for operand in x.operands for t in _terms(operand)}
     return {x}
 
 
 def _runs(loop: SerialLoop) -> bool:
-    """Return whether a loop has an iteration, by constant bounds."""
+    """Return whether, according to constant bounds, a loop has an iteration."""
     count = linear(Applied("-", (loop.high, loop.low)), {})
     return set(count) == {Literal(1)} and count[Literal(1)] > 0
 
@@ -116,7 +118,7 @@ def _zeros(tile: TileBuffer, product: MatrixProduct) -> ParallelNest:
 
 
 def _zeroed(s: Statement) -> TileBuffer | None:
-    """Return the tile that a statement fills with 0, all of it; None for another statement."""
+    """Return the tile that a statement fills completely with 0; None for another statement."""
     x = only_assignment(s)
     if x is None or x.condition is not None or x.buffer.is_global or not isinstance(x.value, Literal) or x.value.value:
         return None

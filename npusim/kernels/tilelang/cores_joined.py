@@ -1,9 +1,9 @@
 """First, first + step, ...
 
 The matrix core and the vector cores run separate statements, which flags between cores order.  The result is one
-sequence of both, in an order that these flags allow.  Tiles of half the rows on each of two vector cores, whose tensors
-are accessed at ``vid`` times that half, form the tile of all rows; a workspace that is written and read at one place is
-that tile.
+sequence of both, in an order that these flags allow.  If each of two vector cores has a tile with half of the rows, and
+accesses tensors at ``vid`` times this half, both tiles form one tile of all rows; a workspace that is written and read
+at one place is this tile.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Flags = Counter[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Numbers of the enclosing loops, and the flags that are set for them, by the core that waits for each and by
+    """Numbers of the enclosing loops, and the flags that are set for these numbers, by the waiting core and the flag's
     number.
     """
 
@@ -194,8 +194,8 @@ class _Sequencer:
         return all(self.ran(core, [s], x.known, x.set) for x in self.followed)
 
     def ran(self, core: str, body: Iterable[Statement], known: Mapping[str, int], flags: Flags) -> bool:
-        """Set and clear the flags of statements; return False if a statement waits, or if only run time decides which
-        statements run.
+        """Set and clear the flags of statements; return False if a statement waits, or if it is known only at run time
+        which statements run.
         """
         for s in body:
             if isinstance(s, CrossFlag):
@@ -274,7 +274,9 @@ def joined_halves(body: Sequence[Statement], vector: str) -> tuple[Statement, ..
 
 
 class _HalfJoiner:
-    """Finds the tiles that are halves, by the axis along which the number of a vector core moves, in all statements."""
+    """Finds the tiles that are halves in all statements, and the axis along which the number of a vector core moves in
+    each.
+    """
 
     def __init__(self, vector: str) -> None:
         self.vector, self.halves = vector, dict[TileBuffer, int]()
@@ -292,12 +294,14 @@ class _HalfJoiner:
         return tuple(self.whole(s) for s in body)
 
     def half(self, buffer: TileBuffer, axis: int, line: Line) -> None:
-        """Have a tile as a half along an axis."""
+        """Record a tile as a half along an axis."""
         if self.halves.setdefault(buffer, axis) != axis:
             raise refused(line, f"{buffer.name} is half of a tile along two axes, which is not supported")
 
     def row_of(self, x: Elementwise) -> str:
-        """Return the parallel loop whose elements belong to one vector core; empty if each core has all."""
+        """Return the parallel loop along which each vector core has its own elements; empty if each core has all
+        elements.
+        """
         names, rows = dict(x.axes), set[str]()
         elements = [BufferElement(x.buffer, x.indices), *elements_of(x)]
         for e in elements:
@@ -313,7 +317,7 @@ class _HalfJoiner:
         return next(iter(rows), "")
 
     def moved_with(self, index: Expression, names: Mapping[str, int], line: Line) -> set[str]:
-        """Return the parallel loop that an index counts on from the vector core's number."""
+        """Return the parallel loop that an index adds to the multiple of the vector core's number."""
         terms = linear(index, {})
         number = terms.get(Variable(self.vector), 0)
         if self.vector not in variables_of([index]):
@@ -454,7 +458,7 @@ class _HalfJoiner:
 def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple[Statement, ...]:
     """Return statements with tiles in place of tensors that the kernel writes and reads again.
 
-    ``names``: workspaces, which nothing reads after the kernel.  Raises `ProgramError` with the line at which a tensor
+    ``names``: workspaces, which are not read after the kernel.  Raises `ProgramError` with the line at which a tensor
     is read at a place other than the place where it was written.
     """
     written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
@@ -487,7 +491,9 @@ def stored_tensors(s: ParallelNest) -> set[TileBuffer]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor is accessed: each index without parallel loops, and the length of each axis that is moved."""
+    """The place at which a tensor is accessed: each index without parallel loops, and the length of each axis along
+    which parallel loops move.
+    """
 
     first: tuple[frozenset[tuple[Expression, float]], ...]
     lengths: tuple[int, ...]
@@ -578,7 +584,9 @@ class _Workspace:
 
 
 def without_overwritten(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements without stores that a later store of the same level overwrites; nothing reads them between."""
+    """Return statements without stores that a later store of the same level overwrites; they are not read between the
+    two stores.
+    """
     places = [_stored_place(s) for s in body]
     return tuple(s for i, s in enumerate(body) if places[i] is None or places[i] not in places[i + 1 :])
 

@@ -64,7 +64,9 @@ def _is_read_early(body: Sequence[Statement], tensor: TileBuffer) -> bool:
 
 
 class _Order:
-    """Orders the statements of a level: each core's in their own order, and reads of workspaces after their writes."""
+    """Orders the statements of a level: the statements of each core keep their order, and reads of workspaces follow
+    the writes.
+    """
 
     def __init__(self, body: Sequence[Statement], spaces: set[TileBuffer]) -> None:
         self.spaces = spaces

@@ -93,7 +93,7 @@ class Issued:
 
     @property
     def stops_scalar_unit(self) -> bool:
-        """Whether the core issues nothing more before the instruction has ended."""
+        """Whether the core issues no further instruction before this one has ended."""
         return self.pipe == "S" and (self.kind in ("wait", "cross wait") or self.name == "scalar read")
 
     def __str__(self) -> str:
@@ -103,14 +103,14 @@ class Issued:
 class Decisions:
     """Answers to the conditions that are only known at run time, along one path; equal conditions have one answer.
 
-    ``more()`` moves to the next path and returns whether there is a next path.
+    ``more()`` moves to the next path, and returns whether there is one.
     """
 
     def __init__(self) -> None:
         self.path: list[tuple[str, int, int]] = []
         self._chosen = dict[str, int]()
         self._given = 0
-        #: Keys that were asked for so far.
+        #: Keys of the conditions so far.
         self.asked = 0
 
     def begin(self) -> None:
@@ -155,7 +155,7 @@ class GroupWalk:
     cut: tuple[int, ...] = ()
 
 
-#: Numbers of iterations that are tried if a loop's number is only known at run time.
+#: Numbers of iterations that are tried if the number is known only at run time.
 LOOP_COUNTS = (0, 1, 2, 3)
 
 
@@ -288,8 +288,8 @@ class _CoreWalk:
     groups: int = 1
     issued: list[Issued] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    loose: int = 0  # a line outside of T.Scope that this core issues
-    most: int | None = None  # iterations that are walked of an outermost loop
+    loose: int = 0  # a line outside T.Scope that this core issues
+    most: int | None = None  # number of iterations of an outermost loop that are walked
     cut: set[int] = field(default_factory=set)  # iterations of the loops that are not walked to their end
     _depth: int = 0
     growth: Growth | None = None  # the growth of the length
@@ -356,7 +356,7 @@ class _CoreWalk:
 
     @property
     def is_muted(self) -> bool:
-        """Whether the statements that run belong to the other kind of core."""
+        """Whether the current statements belong to the other kind of core."""
         return self._scope not in ("", self.core[0])
 
     def decide(self, key: str) -> bool:
@@ -433,7 +433,7 @@ class _CoreWalk:
         return Box(buffer.name, buffer.space, core, ranges, buffer.strides, buffer.fmt, buffer.address, is_exact, own)
 
     def box(self, x: object) -> Box:
-        """Return the part of memory that an operand is."""
+        """Return an operand as a part of memory."""
         if isinstance(x, Buffer):
             return self._box(x, tuple((0, plain(n)) for n in x.shape), tuple(move_of(0, n) for n in x.shape))
         if isinstance(x, _Part):
@@ -524,7 +524,8 @@ class _CoreWalk:
         for n in sizes:
             self.groups *= plain(n)
             if isinstance(n, Growing):
-                n.growth.has_grid = n > self.group or True  # from some length on the group is in this axis' first row
+                # from some length on, the group is in the first row of this axis
+                n.growth.has_grid = n > self.group or True
         if not 0 <= self.group < self.groups:
             raise SpecError(f"{self.here()}: core group {self.group}; allowed: 0 to {self.groups - 1}")
         rest, numbers = self.group, list[int]()
@@ -543,7 +544,7 @@ class _CoreWalk:
         self._scope = before
 
     def word_serial(self, *bounds: object, **_: object) -> Iterator[int]:
-        """A loop, as it runs; if its number is only known at run time, some numbers of iterations."""
+        """A loop, as it runs; if its number of iterations is known only at run time, several numbers are tried."""
         low, high, *step = (0, bounds[0]) if len(bounds) == 1 else bounds
         if isinstance(low, Growing) or isinstance(high, Growing):
             yield from self._growing_loop(low, high, step)
@@ -575,7 +576,7 @@ class _CoreWalk:
         growth = next(x.growth for x in (high, low) if isinstance(x, Growing))
         is_regular = isinstance(high, Growing) and not isinstance(low, Growing | Scalar) and not step
         if not is_regular or self.turn[0] % 2:
-            growth.refuse("a loop that starts at an integer that grows, or stands in another loop that grows")
+            growth.refuse("a loop that starts at an integer that grows, or is inside another loop that grows")
             yield from range(plain(low), plain(high))
             return
         assert isinstance(high, Growing)
@@ -622,7 +623,9 @@ class _CoreWalk:
         self._written(target)
 
     def word_gemm_v0(self, a: object, b: object, c: object, *_: object, **__: object) -> None:
-        """A product of tiles in L1: MTE1 loads them, then the matrix unit writes; it orders the two itself."""
+        """A product of tiles in L1: MTE1 loads them, then the matrix unit writes; the instruction orders the two
+        itself.
+        """
         flag, sizes, own = ("product", len(self.issued)), self.sizes_of_product(a, c), (self.box(c),)
         self.issue("MTE1", "access", "product loads", reads=(self.box(a), self.box(b)), flag=flag, product=sizes)
         self.issue("M", "access", "product", reads=own, writes=own, flag=flag, product=sizes)

@@ -1,7 +1,7 @@
 """Tiles of which a statement writes only the first elements.
 
-The writer computes an assignment to the first elements of a tile for as many elements as its sources have.  The other
-elements then have no value of the program, so that a later read of them is refused.
+The writer computes an assignment to the first elements of a tile for the number of elements that its sources have.  The
+other elements then do not have the program's values, so that a later read of them is refused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def refuse_reads_of_the_rest(body: Iterable[Statement]) -> None:
 
 
 class _FirstElements:
-    """Follows statements; ``known``: how many elements along an axis of a tile have values, and the line of the write,
-    for the axes of which not all elements have.
+    """Follows statements; ``known``: for axes of tiles on which not all elements have values, the number of elements
+    that have, and the line of the write.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _FirstElements:
                 return
 
     def _join(self, other: Mapping[tuple[TileBuffer, int], tuple[int, Line]]) -> None:
-        """Take the fewer elements of two ways to a statement."""
+        """Use the smaller number of elements of two paths to a statement."""
         for at, (count, line) in other.items():
             if at not in self.known or count < self.known[at][0]:
                 self.known[at] = count, line

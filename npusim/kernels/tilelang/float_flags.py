@@ -1,4 +1,4 @@
-"""Variables of ``bool`` that a loop sets, as float32 numbers 0 and 1, which the loop carries as it does tiles.
+"""Variables of ``bool`` that a loop sets, as float32 numbers 0 and 1, which the loop carries like tiles.
 
 For example ``seen = False``, then ``if mask[k]: seen = True`` in a loop, then ``if seen: ...`` after the loop: each
 value is the same as before.

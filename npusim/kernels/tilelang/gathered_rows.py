@@ -38,7 +38,7 @@ _ZERO = Literal(0)
 
 
 class _OtherLoopError(Exception):
-    """A loop that does something else."""
+    """Raised for a loop that does something else."""
 
 
 def with_gathered_rows(body: Sequence[Statement], vector: str, live: Set[TileBuffer] = frozenset()) -> Body:
@@ -100,7 +100,7 @@ class _Rows:
         return replace(x, axes=((self.loop.variable, self.count * (1 + is_halved)), *x.axes))
 
     def row(self, x: Elementwise) -> Elementwise:
-        """Return the complete assignment of a tile that only one iteration reads."""
+        """Return an assignment that writes a complete tile that only its own iteration reads."""
         moving = [(i, n) for i, n in zip(x.indices, x.buffer.shape, strict=True) if n != 1]
         is_whole = [(Variable(name), n) for name, n in x.axes if n != 1] == moving
         if x.buffer.is_global or x.buffer in self.shared or not is_whole:
@@ -108,7 +108,9 @@ class _Rows:
         return x
 
     def whole(self, e: Expression) -> Expression:
-        """Return an expression with the number of a row among all, and with the sources that rows copy."""
+        """Return an expression with the number of a row among all rows, and with the sources from which rows are
+        copied.
+        """
         if isinstance(e, Variable):
             e = self.names.get(e.name, e)
             return self.without_number(e) if e == Variable(self.vector) else e

@@ -1,4 +1,4 @@
-"""Sums of int8 products over a loop as float32, which represents them exactly as long as there are few enough.
+"""Sums of int8 products over a loop as float32, which represents them exactly if there are not too many.
 
 In the TTIR for Triton's reader, integers of a tile are floats; only within one product is a sum of products an integer.
 """
@@ -41,7 +41,7 @@ def with_float_sums(kernel: TileKernel) -> TileKernel:
     """Return a kernel with float32 tiles in place of the int32 tiles to which products of int8 are added.
 
     Raises `ProgramError` with a line for a sum of more than 1,024 products, whose bits float32 may not represent, and
-    for such a tile if a statement other than a product, zero, cast or copy reads or writes it.
+    if a statement other than a product, zero, cast or copy reads or writes such a tile.
     """
     by = dict[TileBuffer, TileBuffer]()
     for x, loops in _products(kernel.body):

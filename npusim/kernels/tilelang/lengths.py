@@ -2,9 +2,9 @@
 
 A program runs with one number for the length.  `Growing` has the amount by which a value grows with each step of the
 length and with each iteration.  `Growth` records the iterations for which the program's conditions have the same
-answers as in the iterations that ran: all except some first and some last iterations, with a period.  Where a growing
-integer is not sufficient (Python needs an integer, or two such integers are multiplied), this is recorded as a reason
-why nothing is known.
+answers as in the iterations that ran: all except some first and some last iterations, with a period.  If a growing
+integer is not sufficient (because Python needs an integer, or two growing integers are multiplied), this is recorded as
+a reason why nothing is known.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Growth:
 
     The answers of conditions are the same for all iterations of a loop except the first ``before`` and the last
     ``after`` ones, with ``period``, and for every k from ``least`` on.  ``reasons``: why this is not so, each with a
-    line. ``has_grid``: whether the number of core groups also grows.  ``loops``: the iterations of each loop whose
-    number of iterations grows, by the part of the program in which the loop is, and those that all cores have.
+    line. ``has_grid``: whether the number of core groups also grows.  ``loops``: for each loop whose number of
+    iterations grows, by its part of the program, its iterations and those that all cores have.
     """
 
     path: str
@@ -65,18 +65,20 @@ class Growth:
 
     def refuse_loop(self, more: Slope) -> None:
         """Record a loop whose number of iterations does not grow by exactly one with each step, and the step with which
-        it would.
+        it would grow by one.
         """
         step = Fraction(self.step) / more if more > 0 else Fraction(1, 2)
         use = f"; use --every {self.name}={step}" if step.denominator == 1 else ""
         self.refuse(f"each step of {self.step} adds {more} iterations to the loop, where a proof needs one{use}")
 
     def repeats(self, period: int) -> None:
-        """Record that the program does something every ``period`` iterations, or steps of the length."""
+        """Record that the program's instructions repeat every ``period`` iterations, or steps of the length."""
         self.period = math.lcm(self.period, period)
 
     def answers(self, value: int, of_iteration: Slope, of_length: Slope, turn: Turn | None) -> None:
-        """Record from which iteration and length on the sign of a value, which a condition tests, no longer changes."""
+        """Record the iteration and the length from which on the sign of a value that a condition tests no longer
+        changes.
+        """
         slack = 1 + self.period
         if of_iteration == 0:
             self.least = max(self.least, self.k + math.ceil(-value / of_length) + slack)
@@ -192,7 +194,7 @@ class Growing:
     # ------------------------------------------------------------ conditions
 
     def _difference(self, other: object) -> int | None:
-        """Return the number whose sign a comparison asks for; None: the other operand compares."""
+        """Return the number whose sign decides a comparison; None: the other operand must compare."""
         if isinstance(other, float):
             self.growth.refuse("a comparison of an integer that grows with a float")
             return -1 if self.value < other else int(self.value > other)
@@ -225,7 +227,7 @@ class Growing:
     def __bool__(self) -> bool:
         return self != 0
 
-    # ------------------------------------------------------------ what Python needs a number for
+    # ------------------------------------------------------------ values that Python needs as numbers
 
     def __index__(self) -> int:
         self.growth.refuse("a growing integer is used where npusim needs a number")
@@ -249,7 +251,7 @@ class Growing:
         return plain(other) if self._exceeds(other) else plain(other) % self.value
 
     def _exceeds(self, other: object) -> bool:
-        """Return whether this divisor is above a number that is not negative, as it is from some length on."""
+        """Return whether this divisor is above a number that is not negative; this is then so from some length on."""
         is_above = self > other
         if plain(other) < 0 or (not is_above and min(self.slopes) < 0):
             self.growth.refuse("a quotient by an integer that grows")
@@ -269,7 +271,7 @@ class Growing:
         return int
 
 
-#: How a range of an axis moves with an iteration; None: its place or its extent depends on the length otherwise.
+#: How a range of an axis moves with an iteration; None: its place or its extent depends on the length in another way.
 Move = Slope | None
 
 

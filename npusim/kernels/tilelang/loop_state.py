@@ -1,7 +1,7 @@
-"""Finds values that Python code passes from one iteration of a loop to the next, and code whose answers cannot be
+"""Finds values that Python code passes from one iteration of a loop to the next, and code whose results cannot be
 followed.
 
-A proof for every length repeats the iterations of a loop, so that an iteration may depend on the loop's number alone.
+A proof for every length repeats the iterations of a loop, so that an iteration may depend only on the loop's number.
 The body of such a loop consists of a few kinds of statements, which have no state of their own, and reads no name that
 an earlier iteration has set.
 """
@@ -53,8 +53,8 @@ def _parsed(text: str) -> ast.Module:
 
 
 def of_function(path: str, line: int) -> Iterator[str]:
-    """Yield why the function of a kernel, and those around it, may treat a growing integer differently from an
-    integer.
+    """Yield reasons why the function of a kernel, or an enclosing function, may treat a growing integer differently
+    from an integer.
     """
     for top in _tree(path).body:
         if isinstance(top, ast.FunctionDef) and _first_line(top) <= line <= (top.end_lineno or 0):
@@ -65,7 +65,7 @@ def of_function(path: str, line: int) -> Iterator[str]:
 
 
 def of_loop(path: str, line: int, names: Mapping[str, object]) -> Iterator[str]:
-    """Yield why iterations of the loop that begins at a line may depend on earlier ones.
+    """Yield reasons why iterations of the loop that begins at a line may depend on earlier ones.
 
     ``names``: the values of names where the loop begins.
     """
@@ -135,7 +135,9 @@ def _is_word(node: ast.expr, names: Mapping[str, object]) -> bool:
 
 
 def _known(body: Sequence[ast.stmt], known: set[str], stored: set[str], carried: list[str]) -> set[str]:
-    """Return the names that an iteration has set after these statements; add those that it reads before."""
+    """Return the names that an iteration has set after these statements; add those that it reads before it sets
+    them.
+    """
     for statement in body:
         if isinstance(statement, ast.If):
             _read(statement.test, known, stored, carried)

@@ -123,7 +123,9 @@ def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tup
 
 
 def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop | None:
-    """Return two loops as one; None if an iteration of one needs a result that the other has not computed by then."""
+    """Return two loops as one; None if an iteration of one loop needs a result that the other has not computed at that
+    point.
+    """
     if (a.low, a.high) != (b.low, b.high):
         return None
     renamed = changed(b.body, lambda e: substituted(e, {b.variable: Variable(a.variable)}))
@@ -138,7 +140,7 @@ def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop |
 
 
 def _is_of_one_slot(own: Sequence[Access]) -> bool:
-    """Return whether all accesses of a buffer begin at one element."""
+    """Return whether all accesses of a buffer begin at the same element."""
     return len({tuple(first_of(x, d) for d in range(len(x.indices))) for x in own}) <= 1
 
 
@@ -149,7 +151,9 @@ def first_of(x: Access, axis: int) -> tuple[bool, frozenset[tuple[Expression, fl
 
 
 def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
-    """Return whether each iteration has a separate part of a buffer, by one index of all accesses."""
+    """Return whether each iteration has a separate part of a buffer, because one index of all accesses distinguishes
+    iterations.
+    """
     for axis in range(len(own[0].indices)):
         if any(x.moves(axis) for x in own):
             continue
@@ -176,8 +180,8 @@ def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
 
 
 def _without_copies(s: Statement, written: set[TileBuffer], uses: Mapping[TileBuffer, int]) -> Statement:
-    """Return a loop around another one that alone reads tiles which are copies of tensors, with the tensors in their
-    place.
+    """Return a loop around another one; if only these loops read tiles that are copies of tensors, the tensors replace
+    the tiles.
 
     ``written``: the tensors that the kernel writes, whose copies are not omitted; ``uses``: the kernel's accesses of
     buffers.
@@ -220,7 +224,7 @@ def _parts_of(s: Statement) -> tuple[BufferPart, ...]:
 
 
 def _one_loop(s: Statement) -> Statement:
-    """Return a loop around another one as one loop, if only the element's number among all is used."""
+    """Return a loop around another one as one loop, if only the number of the element among all elements is used."""
     if not isinstance(s, SerialLoop) or len(s.body) != 1 or not isinstance(s.body[0], SerialLoop):
         return s
     inner = s.body[0]
@@ -258,8 +262,8 @@ def _known(e: Expression) -> Expression:
 
 
 class _Flattened:
-    """Replaces expressions of a batch and of the element in it by those of the element's number among all, which gets
-    the name of the element.
+    """Replaces expressions of a batch and of the element in it with expressions of the element's number among all
+    elements, which has the name of the element.
     """
 
     def __init__(self, batch: str, element: str, size: int) -> None:
@@ -309,7 +313,7 @@ def sum_of(terms: Mapping[Expression, float]) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """The statements of one task, whose number is ``variable``, and the number of tasks."""
+    """The statements of a task, the ``variable`` with the task's number, and the number of tasks."""
 
     body: tuple[Statement, ...]
     variable: str
@@ -319,7 +323,7 @@ class Tasks:
 def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) -> Tasks | None:
     """Return a loop over the tasks of ``core``, one of ``cores``, as the statements of one task.
 
-    The cores together have each task once, and no task reads a tile that another one writes.  None if the statements
+    All cores together execute each task once, and no task reads a tile that another one writes.  None if the statements
     are not such a loop.  Raises `ProgramError` if there are statements around such a loop.
     """
     at = [i for i, s in enumerate(body) if isinstance(s, SerialLoop) and core in variables_of(expressions_in([s]))]
@@ -369,7 +373,9 @@ class _Numbers:
         self.known = dict(zip((core, loop.variable), np.array(pairs).T, strict=True))
 
     def count(self, condition: Expression | None) -> int | None:
-        """Return the number of tasks, if each is done by exactly one core; None if a task is missing or done twice."""
+        """Return the number of tasks, if exactly one core executes each; None if a task is missing or executed
+        twice.
+        """
         assert self.task is not None
         made = number_of(sum_of(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_

@@ -1,9 +1,9 @@
 """Software pipelines over tiles as plain loops.
 
 A kernel that computes the first stages of a tile some tiles ahead of the last ones has loops before its main loop for
-the first tiles in the first stages, and loops behind it for the last tiles in the last stages.  The tiles are handed
-over in slots.  If each slot still has the tile of an iteration when the last stages read it, all loops together are one
-loop whose iterations have all stages of one tile.
+the first tiles in the first stages, and loops after it for the last tiles in the last stages.  Slots pass the tiles
+from stage to stage.  If each slot still has the tile of an iteration when the last stages read it, all loops together
+equal one loop whose iterations have all stages of one tile.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def without_pipelines(body: Sequence[Statement]) -> Body:
     return tuple(body) if made == plain else made
 
 
-# ---------------------------------------------------------------- slots that are used at once
+# ---------------------------------------------------------------- slots that are read directly after they are written
 
 
 def _without_private_slots(body: Body) -> Body:
-    """Return statements with a tile in place of slots, each of which is written just before all of its reads."""
+    """Return statements in which a tile replaces slots, each of which is written directly before all of its reads."""
     for buffer, axis in dict.fromkeys(_with_slots(body)):
         shape = tuple(1 if i == axis else n for i, n in enumerate(buffer.shape))
         if all(_is_private(run, buffer, axis) for run in _runs(body)):
@@ -81,7 +81,7 @@ def _without_private_slots(body: Body) -> Body:
 
 
 def _with_slots(body: Body) -> Iterator[tuple[TileBuffer, int]]:
-    """Yield the tiles, and the axes, along which no access moves, and some accesses have other places than others."""
+    """Yield the tiles and axes along which no access moves and not all accesses have the same place."""
     every = list(accesses(body))
     for buffer in dict.fromkeys(x.buffer for x in every if not x.buffer.is_global):
         own = [x for x in every if x.buffer is buffer]
@@ -113,7 +113,9 @@ def _runs(body: Sequence[Statement]) -> Iterator[Body]:
 
 
 def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
-    """Return whether each read of a slot follows a write of the same slot, without a write of another one between."""
+    """Return whether each read of a slot follows a write of the same slot, without a write of another slot between the
+    two.
+    """
     last: object = None
     for s in run:
         own = [x for x in accesses([s]) if x.buffer is buffer]
@@ -129,7 +131,7 @@ def _is_private(run: Body, buffer: TileBuffer, axis: int) -> bool:
 
 
 def _adds(s: Statement) -> bool:
-    """Return whether a statement that writes a tile leaves a part of the value before it in some elements."""
+    """Return whether a statement that writes a tile leaves the previous values of some elements unchanged."""
     if isinstance(s, ParallelNest):
         return any(isinstance(x, Elementwise) and x.condition is not None for x in s.body)
     return s.clears != _TRUE if isinstance(s, MatrixProduct) else isinstance(s, TileReduction) and not s.clears
@@ -158,9 +160,10 @@ def _remainder(e: Expression) -> tuple[Expression, int] | None:
 
 
 def _reduced(e: Expression) -> Expression:
-    """Return an expression whose remainders of loops' numbers are of sums with reduced constants, in one order.
+    """Return an expression in which remainders of sums of loops' numbers have reduced constants and a fixed order of
+    terms.
 
-    A remainder of a tile's element is unchanged: it may be of a format that wraps.
+    A remainder of a tile's element is unchanged: its format may wrap.
     """
     if (rest := _remainder(e)) is None or _has_elements(e):
         return with_inner(e, _reduced)
@@ -173,10 +176,10 @@ def _reduced(e: Expression) -> Expression:
 
 
 def _with_peeled(body: Body, *, may_clear: bool) -> Body:
-    """Return statements with loops that have the iterations which are written out before and after them.
+    """Return statements in which iterations that are written out before and after a loop are iterations of the loop.
 
-    ``may_clear``: whether the first of them may clear the result of a product to which the others add.  In a loop
-    around these the result would be one that an earlier iteration may have written.
+    ``may_clear``: whether the first of them may clear the result of a product to which the others add.  Inside another
+    loop, an earlier iteration may have written the result.
     """
     made, rest = list[Statement](), list(body)
     while rest:
@@ -195,7 +198,7 @@ def _with_peeled(body: Body, *, may_clear: bool) -> Body:
 
 
 def _with_first(before: Sequence[Statement], loop: SerialLoop, *, may_clear: bool) -> SerialLoop | None:
-    """Return a loop with the iteration that the statements before it are; None if they are another one."""
+    """Return a loop that includes the statements before it as an iteration; None if they are not an iteration of it."""
     if len(before) != len(loop.body) or not isinstance(loop.high, Literal):
         return None
     by = {loop.variable: Applied("-", (Variable(loop.variable), Literal(1)))}
@@ -223,7 +226,7 @@ class _Pipeline:
     """A loop with the statements before and after it, as the main loop of a pipeline of two parts.
 
     The first part of a tile runs ``lag`` iterations of the main loop before the second one: loops before the main loop
-    run the first part of the first tiles, loops after it the second part of the last ones.
+    run the first part of the first tiles, and loops after it run the second part of the last tiles.
     """
 
     def __init__(self, before: Body, loop: SerialLoop, after: Body, uses: Mapping[TileBuffer, int]) -> None:
@@ -232,7 +235,7 @@ class _Pipeline:
         self.count = count if loop.low == _ZERO and isinstance(count, int) else 0
 
     def as_one_loop(self) -> Body | None:
-        """Return the statements with one loop; None if they are no pipeline, or if a value would change."""
+        """Return the statements with one loop; None if they are not a pipeline, or if a value would change."""
         if self.count < 1 or not all(
             isinstance(s, ParallelNest | MatrixProduct | TileReduction) for s in self.loop.body
         ):
@@ -272,8 +275,8 @@ class _Pipeline:
         return found
 
     def passed(self, statements: Body, loops: Sequence[SerialLoop]) -> Body | None:
-        """Return the other statements, in order from the outside; None if one accesses what a loop further outside
-        does.
+        """Return the other statements, in order from the outside; None if a statement accesses elements that a loop
+        further outside accesses.
         """
         seen, others = set[TileBuffer](), list[Statement]()
         for s in statements:
@@ -287,11 +290,11 @@ class _Pipeline:
         return tuple(others)
 
     def keeps_values(self, of_tile: Sequence[Statement], heads: Loops, tails: Loops, lag: int) -> bool:
-        """Return whether statements whose order changes access other elements; ``of_tile``: the main loop's statements
-        for the tile that is the loop's number.
+        """Return whether statements whose order changes access different elements; ``of_tile``: the main loop's
+        statements for the tile with the loop's number.
 
-        A statement of the first part comes behind the second part of up to ``lag`` earlier tiles, and a statement of a
-        loop before or after the main loop behind those of later loops for earlier tiles.
+        A statement of the first part then follows the second part of up to ``lag`` earlier tiles; a statement of a loop
+        before or after the main loop follows the statements of later loops for earlier tiles.
         """
         parts = [[n for _, numbers in loops for n in numbers] for loops in (heads, tails)]
         pairs = list(product(*parts))
@@ -309,7 +312,9 @@ class _Pipeline:
         return True
 
     def is_local(self, buffer: TileBuffer, parts: Sequence[Sequence[int]], loops: Loops) -> bool:
-        """Return whether each part of each iteration writes a tile before it reads it, and nothing else reads it."""
+        """Return whether each part of each iteration writes a tile before it reads it, and whether no other statement
+        reads it.
+        """
         of_loops = [*(s for s, _ in loops), self.loop]
         count = sum(x.buffer is buffer for s in of_loops for x in accesses(s.body))
         is_exposed = any(buffer in Exposed(s.body).reads for s in of_loops)
@@ -340,7 +345,7 @@ def _is_apart(own: Sequence[Access], variable: str, lag: int) -> bool:
 
 
 def _moves(index: Expression, variable: str, lag: int) -> bool:
-    """Return whether an index is another one for each of the next ``lag`` numbers of a loop."""
+    """Return whether an index differs for each of the next ``lag`` numbers of a loop."""
     number, by = _remainder(index) or (index, 0)
     terms = linear(number, {})
     step = terms.pop(Variable(variable), 0)
@@ -355,7 +360,9 @@ _TILE = Variable("#tile")
 
 
 def _form(s: Statement, variable: str, shift: int, tile: Expression = _TILE) -> object:
-    """Return the form of a statement for a tile if its loop's variable is the tile's number plus ``shift``."""
+    """Return the form of a statement for a tile, if the variable of the statement's loop is the tile's number plus
+    ``shift``.
+    """
     later = Applied("+", (tile, Literal(shift)))
     (s,) = changed([s], lambda e: substituted(e, {variable: later}))
     if isinstance(s, MatrixProduct):
@@ -381,7 +388,7 @@ def _part(x: BufferPart) -> object:
 
 
 def _value(e: Expression) -> object:
-    """Return the form of a value: its additions keep their order."""
+    """Return the form of a value; its additions keep their order."""
     if isinstance(e, BufferElement):
         return e.buffer, tuple(map(_canonical, e.indices))
     return (e.word, e.fmt, tuple(map(_value, e.operands))) if isinstance(e, Applied) else e

@@ -1,7 +1,7 @@
 """Reads the PrimFunc that TileLang's parser creates from a kernel, before any pass, as statements on tiles.
 
 In this form copies, fills, products and reductions are single calls, and loops have the annotations of the program.
-Layouts, vectors, threads and barriers, which later passes add, decide no value.  A line of the program without a
+Layouts, vectors, threads and barriers, which later passes add, do not affect values.  A line of the program without a
 counterpart is refused; a note names lines that change only times.
 """
 
@@ -297,7 +297,7 @@ class _PrimFuncReader:
         return refused(self.line, why)
 
     def name(self, text: str) -> str:
-        """Return a name of this kernel alone."""
+        """Return a name that only this kernel has."""
         base = _identifier(text)
         self.names[base] = self.names.get(base, 0) + 1
         return base if self.names[base] == 1 else self.name(f"{base}{self.names[base]}")
@@ -308,7 +308,7 @@ class _PrimFuncReader:
         return dtype
 
     def number(self, node: tirx.PrimExpr) -> int:
-        """Return a size that the launch decides."""
+        """Return a size that the launch determines."""
         expression = self.expression(node)
         low, high = interval(expression, self.ranges)
         if low == high:
@@ -384,7 +384,7 @@ class _PrimFuncReader:
         pairs = [ends.get("ge"), ends.get("lt")]
         numbers = [p[1] for p in pairs if p is not None and p[0] == self.thread and isinstance(p[1], Literal)]
         if len(both) != 2 or len(numbers) != 2 or s.else_case is not None:
-            raise self.refuse("a warp group of other threads than from one number to another is not supported")
+            raise self.refuse("a warp group whose threads are not a range of numbers is not supported")
         first, end = (int(n.value) for n in numbers)
         return f"{first}:{end}"
 
@@ -427,7 +427,7 @@ class _PrimFuncReader:
     def is_of_later_loop(self, e: tirx.PrimExpr) -> bool:
         """Return whether a whole number is computed from a loop's variable that is not yet known (``T.Persistent``).
 
-        TileLang's compiler has the value where it is used.
+        TileLang's compiler inserts the value where it is used.
         """
         if type(e).__name__ == "Var":
             return e in self.deferred or (e not in self.variables and str(e.name) not in self.sizes)
@@ -707,12 +707,12 @@ _SCOPES = frozenset({"shared", "shared.dyn", "local", "local.fragment", "local.v
 _ADDITIONS: Mapping[str, int] = MappingProxyType(
     {"atomic_add_elem_op": 1, "atomic_addx2_elem_op": 2, "atomic_addx4_elem_op": 4}
 )
-#: Annotations of a part's addition that change how it is executed, but no value.
+#: Annotations of the addition of a part that change its execution, but not its value.
 _OF_ADDITIONS = frozenset({"use_tma", "memory_order"})
 
 
 def has_sums(body: Sequence[Statement]) -> bool:
-    """Return whether statements, or statements inside them, add the elements of a tile."""
+    """Return whether statements, or statements inside them, add elements of a tile to a tensor."""
     inside = [
         (*s.then, *s.otherwise) if isinstance(s, Conditional) else s.body
         for s in body
@@ -740,7 +740,9 @@ def _chosen(
 
 
 def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:
-    """Return an expression with a variable in place of ``factor`` times it; None where it is used otherwise."""
+    """Return an expression in which a variable replaces ``factor`` times the variable; None if the variable is also
+    used in another way.
+    """
     if e == Applied("*", (Variable(name), Literal(factor))):
         return Variable(name)
     if e == Variable(name):
@@ -752,7 +754,7 @@ def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:
 
 
 def _word(node: tirx.Call) -> str:
-    """Return the name of what a call calls, without the folders of its registry."""
+    """Return the name of the function that a call calls, without the folders of its registry."""
     name = str(getattr(node.op, "name", node.op)) if type(node).__name__ == "Call" else type(node).__name__
     if name.endswith(("call_extern", "call_pure_extern")):
         return str(getattr(node.args[0], "value", node.args[0]))
@@ -765,7 +767,7 @@ def _identifier(text: str) -> str:
 
 
 def _line_of(s: tirx.Stmt) -> Line | None:
-    """Return the line of the program that a statement is from; None for statements of TileLang's own macros."""
+    """Return the program's line from which a statement comes; None for statements of TileLang's own macros."""
     import tilelang
     from tilelang.ir import get_stmt_span
 

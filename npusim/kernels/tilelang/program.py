@@ -95,7 +95,7 @@ class Format(str):
     __slots__ = ()
 
     def __call__(self, value: object) -> object:
-        """Return a scalar as it is."""
+        """Return a scalar unchanged."""
         return value
 
     @property
@@ -132,7 +132,9 @@ class PrimFunc:
 
     @property
     def symbols(self) -> tuple[tuple[str, str, int], ...]:
-        """The sizes of ``T.symbolic`` without a number, each with a parameter and the parameter's axis of that size."""
+        """The sizes of ``T.symbolic`` without a number, each with a parameter and the parameter's axis that has this
+        size.
+        """
         kinds = self.function.__annotations__.items()
         shapes = [(name, kind.shape) for name, kind in kinds if isinstance(kind, TensorType)]
         pairs: list[tuple[object, str, int]] = [(n, name, i) for name, shape in shapes for i, n in enumerate(shape)]
@@ -156,7 +158,7 @@ class PrimFunc:
 
     @property
     def path(self) -> str:
-        """The file that the function is written in."""
+        """The file that contains the function."""
         return self.function.__code__.co_filename
 
     @property
@@ -220,7 +222,7 @@ class Language(ModuleType):
         return Silent(f"T.{name}")
 
     def size(self, name: str, *_: object) -> int | SymbolicSize:
-        """Return a size that the tensors of a launch have: its number, where it is known."""
+        """Return a size that the tensors of a launch have: its number, if it is known."""
         known: Mapping[str, int] = self.__dict__["sizes"]
         self.asked[name] = None
         return known[name] if name in known else SymbolicSize(name, lambda: self.__dict__["words"] is not None)
@@ -237,7 +239,7 @@ class Language(ModuleType):
 
     @contextmanager
     def walking(self, words: Callable[[str], object]) -> Iterator[None]:
-        """Provide words of a walk while the kernel runs."""
+        """Provide the words of a walk while the kernel runs."""
         self.__dict__["words"] = words
         try:
             yield
@@ -255,7 +257,7 @@ _MATH: Mapping[str, Callable[[int], int]] = MappingProxyType(
 )
 
 
-#: Words that have their meaning outside of a kernel too.
+#: Words that also have a meaning outside a kernel.
 PLAIN: Mapping[str, Callable[..., object]] = MappingProxyType(
     {
         "ceildiv": ceildiv,
@@ -346,7 +348,7 @@ class _StandIns(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the stand-in is complete."""
+        """Do nothing, because the stand-in is complete."""
 
 
 def _made_configs(configs: object, values: Sequence[object], named: Mapping[str, object]) -> object:
@@ -381,7 +383,7 @@ def _autotune(language: Language, *arguments: object, configs: object = None, **
             if len(kernels) < len(made):
                 return made[0][0]
             first = replace(kernels[0][0], tuned=kernels)
-            if language.launched is not None:  # as a tuner launches them
+            if language.launched is not None:  # in the form in which a tuner launches them
                 language.launched(first, (), {})
             return first
 
@@ -419,9 +421,7 @@ def stand_ins(path: Path, language: Language, packages: Sequence[str] = REPLACED
 
 
 def place_in(error: BaseException, path: str) -> str:
-    """Return ``path:line`` of the last line of a file on the way to an error; only the path if the file has no such
-    line.
-    """
+    """Return ``path:line`` of an error's last traceback entry in a file; only the path if there is no such entry."""
     place, at = path, error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == path:

@@ -140,7 +140,7 @@ def _replaced_compiler(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_own_caches(owner: type) -> Iterator[None]:
-    """Let decorated functions forget the kernels that they created before, and at the end those that they
+    """Let decorated functions forget the kernels that they created before and, at the end, those that they
     create here.
     """
     call, called = owner.__call__, dict[int, object]()
@@ -167,7 +167,7 @@ def _forget(of: object) -> None:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A PrimFunc with its outputs by number, its pass configurations, and the configuration of a tuner that it has.
+    """A PrimFunc with its outputs by number, its pass configurations, and its configuration by a tuner.
 
     ``refused``: the reason why the parser creates no kernel.
     """
@@ -283,7 +283,9 @@ class RecordedKernel:
         self._recorder.calls.append(Call(*called, {}, tuple(listed), language=f"{PACKAGE} {version(PACKAGE)}"))
 
     def _unread_outputs(self, given: Mapping[int, torch.Tensor]) -> object:
-        """Return the outputs of a launch that is not read, of the shapes and, where PyTorch has them, formats."""
+        """Return the outputs of a launch that is not read, with the right shapes and, if PyTorch has them, the right
+        formats.
+        """
         torch, made = import_module("torch"), list[object]()
         for i in (i for i in self._outputs if i not in given):
             buffer = self.prim_func.buffer_map[self.prim_func.params[i]]
@@ -343,7 +345,7 @@ class RecordedKernel:
             self._add([_empty(p) for p in parameters], parameters, {})
 
     def get_kernel_source(self, *_: object, **__: object) -> str:
-        """Return a comment: no compiler compiled code."""
+        """Return a comment, because no compiler has compiled code."""
         return f"// npusim has recorded {name_of(self.prim_func)}; it generates no code"
 
 
@@ -367,7 +369,7 @@ class _Clock:
 
 
 def _read(variant: _Variant, sizes: Mapping[str, int]) -> list[TileKernel] | str:
-    """Return the kernels of a variant, or why it is refused."""
+    """Return the kernels of a variant, or the reason why it is refused."""
     if variant.function is None:
         return variant.refused
     try:
@@ -401,7 +403,7 @@ def _empty(p: TileBuffer | tuple[str, str]) -> torch.Tensor | int:
 
 
 def difference(p: TileBuffer | tuple[str, str], x: object) -> str:
-    """Return how an argument differs from its parameter; empty where it does not."""
+    """Return how an argument differs from its parameter; empty if it does not differ."""
     if not isinstance(p, TileBuffer):
         return "must be a number" if isinstance(x, Argument) else ""
     if not isinstance(x, Argument):

@@ -1,4 +1,4 @@
-"""Loops whose iterations a program writes out, several at a time and the last after the loop, as plain loops.
+"""Loops whose bodies have several iterations written out, with the last iteration after the loop, as plain loops.
 
 A kernel that alternates between two buffers has two tiles in the body of a loop, and an odd tile after the loop.  The
 same operations in the same order are a loop over all tiles, so that two loops over one tensor visit it in the same way.
@@ -40,12 +40,12 @@ Body = tuple[Statement, ...]
 _ZERO, _ONE = Literal(0), Literal(1)
 #: Words of whole numbers whose sums are compared as sums.
 _OF_SUMS = frozenset({"+", "-", "*"})
-#: Words whose operands are whole numbers, or in which an order of additions decides nothing else.
+#: Words whose operands are whole numbers, or for which the order of additions has no other effect.
 _OF_WHOLE = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "//", "%"})
 
 
 class _UnlikeError(Exception):
-    """Statements that are not iterations of one loop."""
+    """Raised if statements are not iterations of one loop."""
 
 
 def rolled(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
@@ -96,7 +96,9 @@ def _with_next(loop: SerialLoop, rest: Sequence[Statement], live: Set[TileBuffer
 
 
 def _moved(body: Sequence[Statement], variable: str, count: int, place: int | None) -> Body:
-    """Return the first of ``count`` tiles of an iteration as the tile at a place, or as that of a loop over all."""
+    """Return the first of ``count`` tiles of an iteration as the tile at some place of the iteration, or as the tile of
+    a loop over all.
+    """
     is_used = False
 
     def element(e: Expression) -> Expression:
@@ -134,7 +136,7 @@ def _is_sum(e: Expression) -> bool:
 
 
 def _are_alike(one: Sequence[Statement], other: Sequence[Statement], live: Set[TileBuffer]) -> bool:
-    """Return whether statements do the same, where they may use other tiles if no later statement reads these."""
+    """Return whether statements do the same; they may use different tiles if no later statement reads these."""
     a, b = _Form(), _Form()
     if [a.statement(s) for s in one] != [b.statement(s) for s in other]:
         return False
@@ -172,7 +174,7 @@ class _Form:
         return e if isinstance(e, Literal) else self.names.get(e.name, e.name)
 
     def index(self, e: Expression) -> object:
-        """Return the form of a whole number, of a sum as its terms in any order."""
+        """Return the form of a whole number; the form of a sum does not depend on the order of its terms."""
         terms = linear(e, {}) if _is_sum(e) else {e: 1}
         if len(terms) == 1 and e in terms:
             return self.expression(e)

@@ -60,7 +60,9 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable: a program's number, a loop's, a parallel loop's, a number of the launch, or a bound value."""
+    """A variable: the number of a program, of a loop or of a parallel loop, a number of the launch, or a bound
+    value.
+    """
 
     name: str
 
@@ -115,7 +117,7 @@ class BoundValue:
 class Elementwise:
     """Elements of a buffer under parallel loops: ``axes`` has each loop's variable and length.
 
-    ``condition``: where it is false an element does not change.  ``is_added``: values are added to a tensor's elements,
+    ``condition``: elements for which it is false do not change.  ``is_added``: values are added to a tensor's elements,
     by atomic additions.
     """
 
@@ -188,7 +190,7 @@ class Conditional:
 
 @dataclass(frozen=True, slots=True)
 class CrossFlag:
-    """A flag that a core sets for the cores of the other kind, or waits for; `cores_joined` removes it."""
+    """A flag that a core sets for the cores of the other kind, or for which it waits; `cores_joined` removes it."""
 
     number: int
     is_wait: bool
@@ -199,7 +201,8 @@ class CrossFlag:
 class BarrierStep:
     """A step of a warp group at one of several barriers; `warp_groups` removes it.
 
-    With a ``parity`` it waits for a phase, with a ``copy`` the phase ends after the copy; otherwise its threads arrive.
+    With a ``parity``, the group waits for a phase; with a ``copy``, the phase ends after the copy; otherwise the
+    group's threads arrive.
     """
 
     barrier: str
@@ -253,7 +256,7 @@ class TileKernel:
 
 
 def only_assignment(s: Statement) -> Elementwise | None:
-    """Return the assignment to all elements that a nest of parallel loops consists of; None for another statement."""
+    """Return the only assignment of a nest of parallel loops, if it writes all elements; None for another statement."""
     x = s.body[0] if isinstance(s, ParallelNest) and len(s.body) == 1 else None
     return x if isinstance(x, Elementwise) and x.condition is None else None
 
@@ -436,7 +439,7 @@ TRUE = Literal(1, "bool")
 
 
 class Exposed:
-    """The tiles that statements read before they write them (``reads``), and the tiles that they surely write."""
+    """The tiles that statements read before they write them (``reads``), and the tiles that they certainly write."""
 
     def __init__(self, statements: Iterable[Statement], before: Iterable[TileBuffer] = ()) -> None:
         self.reads, self.writes = set[TileBuffer](), set(before)
@@ -471,7 +474,7 @@ class Exposed:
             self._written(s.target.buffer, is_whole=True)
         elif isinstance(s, SerialLoop):
             self._read(s.low, s.high)
-            first = Applied("eq", (Variable(s.variable), s.low))  # a product that clears then reads nothing before
+            first = Applied("eq", (Variable(s.variable), s.low))  # a product that clears its result does not read it
             body = [
                 replace(x, clears=TRUE) if isinstance(x, MatrixProduct) and x.clears == first else x for x in s.body
             ]

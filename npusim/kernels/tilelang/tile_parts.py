@@ -41,11 +41,11 @@ _MOST = 16
 
 
 class _OtherPlaceError(Exception):
-    """An access whose place is not a part of the tile."""
+    """Raised for an access whose place is not a part of the tile."""
 
 
 def with_parts_apart(body: Sequence[Statement]) -> Body:
-    """Return statements with a tile for each part of the tiles that are accessed in equal parts alone."""
+    """Return statements with a separate tile for each part of those tiles that are accessed only in equal parts."""
     made, tried = tuple(body), set[tuple[TileBuffer, int]]()
     while True:
         every = (b for s in walked(made) for b in _buffers_of(s))
@@ -75,7 +75,9 @@ def _parts(s: Statement) -> tuple[BufferPart, ...]:
 
 
 def _place(index: Expression, lengths: Mapping[str, int]) -> tuple[str, int, int]:
-    """Return the parallel loop that an index is the variable of, empty for none, its first element and its length."""
+    """Return the parallel loop whose variable an index contains (empty if there is none), the first element, and the
+    length.
+    """
     terms = linear(index, {})
     first = terms.pop(Literal(1), 0)
     if not terms:
@@ -104,14 +106,14 @@ def _elements(s: ParallelNest, buffer: TileBuffer, axis: int) -> list[Expression
 
 @dataclass(frozen=True, slots=True)
 class _PartTiles(TilesInPlace):
-    """Tiles in place of the parts of a buffer along an axis; ``cuts``: where each part begins, and the end."""
+    """Tiles that replace the parts of a buffer along an axis; ``cuts``: the start of each part, and the end."""
 
     cuts: tuple[int, ...]
     tiles: tuple[TileBuffer, ...]
 
     @classmethod
     def of(cls, body: Body, buffer: TileBuffer, axis: int) -> _PartTiles:
-        """Return the parts of a tile; raise `_OtherPlaceError` for a tile without several."""
+        """Return the parts of a tile; raise `_OtherPlaceError` for a tile with only one."""
         size, cuts = buffer.shape[axis], {0, buffer.shape[axis]}
         for s in walked(body):
             places = [_place(x.start[axis], {}) for x in _parts(s) if x.buffer is buffer]
@@ -129,7 +131,9 @@ class _PartTiles(TilesInPlace):
         return cls(buffer, axis, edges, tuple(tiles))
 
     def tile(self, first: int, length: int) -> int:
-        """Return the number of the tile that a part is; raise `_OtherPlaceError` for another part."""
+        """Return the number of the tile that replaces a part; raise `_OtherPlaceError` for a part that no tile
+        replaces.
+        """
         if first not in self.cuts or self.cuts.index(first) + 1 >= len(self.cuts):
             raise _OtherPlaceError
         at = self.cuts.index(first)
@@ -174,7 +178,7 @@ class _PartTiles(TilesInPlace):
 
 
 def _of_range(s: ParallelNest, name: str, first: int, end: int) -> ParallelNest:
-    """Return parallel loops of which one runs over a part of its range."""
+    """Return parallel loops, one of which runs over a part of its range."""
     by = {name: Applied("+", (Variable(name), Literal(first))) if first else Variable(name)}
 
     def axes(of: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:

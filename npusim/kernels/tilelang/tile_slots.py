@@ -1,9 +1,9 @@
-"""Tiles with several slots, of which each iteration of a loop has one, as tiles without them.
+"""Tiles with several slots, one for each iteration of a loop in turn, as tiles without slots.
 
-A kernel that copies ahead writes slot ``(k + 1) % 2`` while it reads slot ``k % 2``.  A slot that an iteration writes
-before it reads is a tile of the iteration; a slot that is copied ahead is the copy that its own iteration would make; a
-slot that the previous iteration has written is a tile that the loop carries.  Other slots are unchanged, and are
-refused as parts of tiles.
+A kernel that copies ahead writes slot ``(k + 1) % 2`` while it reads slot ``k % 2``.  If an iteration writes a slot
+before it reads it, the slot is a tile of the iteration; a slot that is copied ahead equals the copy that its own
+iteration would make; a slot that the previous iteration has written is a tile that the loop carries.  Other slots are
+unchanged, and are refused as parts of tiles.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Body = tuple[Statement, ...]
 
 
 def with_invariant_slots(body: Sequence[Statement]) -> Body:
-    """Return statements with ``if k < 2: a[k % 2] = x`` as an assignment of each iteration, where x is always equal."""
+    """Return statements with ``if k < 2: a[k % 2] = x`` as an assignment in each iteration, if x is always equal."""
 
     def one(s: Statement) -> Statement:
         s = with_bodies(s, with_invariant_slots)
@@ -53,7 +53,7 @@ def with_invariant_slots(body: Sequence[Statement]) -> Body:
 
 
 def _unconditional(s: Statement, loop: SerialLoop, body: Body) -> Statement:
-    """Return an if that fills each slot of a tile once as its assignment; any other statement unchanged."""
+    """Return the assignment of an if that fills each slot of a tile once; any other statement is returned unchanged."""
     if not isinstance(s, Conditional) or s.otherwise or len(s.then) != 1 or not isinstance(s.then[0], ParallelNest):
         return s
     (nest,), x = s.then, only_assignment(s.then[0])
@@ -86,7 +86,7 @@ def _offset(index: Expression, variable: str, slots: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    """A statement that has no others, the loops around it, and the conditions around it in the innermost of these."""
+    """A statement without inner statements, the loops around it, and the conditions around it in the innermost loop."""
 
     statement: Statement
     loops: tuple[SerialLoop, ...]
@@ -132,7 +132,7 @@ def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
 
 
 def _candidates(body: Body) -> Iterator[tuple[TileBuffer, int]]:
-    """Yield the tiles, and the axis, with several elements along the axis if some access has one index there."""
+    """Yield the tiles, each with an axis along which the tile has several elements and some access has one index."""
     seen = set[tuple[TileBuffer, int]]()
     for x in accesses(body):
         for d, n in enumerate(x.buffer.shape):
@@ -142,7 +142,7 @@ def _candidates(body: Body) -> Iterator[tuple[TileBuffer, int]]:
 
 
 class _Ring:
-    """A tile with slots along an axis: its accesses, and the loop whose iterations have a slot each."""
+    """A tile with slots along an axis: its accesses, and the loop, each iteration of which has one slot."""
 
     def __init__(self, body: Body, buffer: TileBuffer, axis: int) -> None:
         self.body, self.buffer, self.axis, self.slots = body, buffer, axis, buffer.shape[axis]
@@ -155,7 +155,7 @@ class _Ring:
         return [x for x in accesses([leaf.statement]) if x.buffer is self.buffer]
 
     def removed(self) -> Body | None:
-        """Return the statements without the slots; None if nothing is known about them."""
+        """Return the statements without the slots; None if the slots cannot be removed."""
         inner = [leaf for leaf in self.leaves if not any(x.moves(self.axis) for x in self.own(leaf))]
         indices = {frozenset(linear(x.indices[self.axis], {}).items()) for leaf in inner for x in self.own(leaf)}
         filled = [leaf for leaf in self.leaves if leaf not in inner]
@@ -198,9 +198,9 @@ class _Ring:
         return x is not None and x.buffer is self.buffer and isinstance(x.value, Literal) and not leaf.conditions
 
     def is_of_each_iteration(self, inner: Sequence[_Leaf], names: set[str]) -> bool:
-        """Return whether each iteration of some loops has its own slot, which it writes before it reads.
+        """Return whether each iteration of some loops has its own slot, and writes the slot before it reads it.
 
-        A loop in another one of these would overwrite the slot of the iteration around it.
+        A loop inside another of these loops would overwrite the slot of the outer iteration.
         """
         of_loop = dict[SerialLoop, set[frozenset[tuple[Expression, float]]]]()
         outer = set[SerialLoop]()
@@ -244,7 +244,7 @@ class _Ring:
 
     # ------------------------------------------------------------ copies ahead
     def copied_ahead(self, loop: SerialLoop, at: int, within: list[_Leaf], outside: list[_Leaf]) -> Body | None:
-        """Return the statements with a copy at the begin of each iteration in place of a copy ahead of it."""
+        """Return the statements with a copy at the beginning of each iteration in place of a copy in an earlier one."""
         copies = [leaf for leaf in within if any(x.is_write for x in self.own(leaf))]
         if len(copies) != 1 or copies[0].loops[-1] is not loop or len(copies[0].conditions) > 1 or at == 0:
             return None
@@ -290,18 +290,18 @@ class _Ring:
         return self.replaced(without(self.body), lambda x: self.tile)
 
     def is_constant(self, value: Expression) -> bool:
-        """Return whether a value is of tensors that the kernel does not write."""
+        """Return whether a value is computed only from tensors that the kernel does not write."""
         read = {e.buffer for e in parts_of(value) if isinstance(e, BufferElement)}
         return all(b.is_global for b in read) and not read & set(written_buffers(self.body))
 
     def moved(self, x: Elementwise, variable: str, to: Expression) -> Elementwise:
-        """Return an assignment of another iteration."""
+        """Return an assignment in the form that it has in another iteration."""
         by = {variable: to}
         return replace(x, indices=tuple(substituted(i, by) for i in x.indices), value=substituted(x.value, by))
 
     # ------------------------------------------------------------ values of the iteration before
     def carried(self, loop: SerialLoop, at: int, reads: set[int], filled: list[_Leaf]) -> Body | None:
-        """Return the statements with a tile of the iteration, and one of the iteration before."""
+        """Return the statements with one tile of the iteration, and one of the previous iteration."""
         ages = {(at - r) % self.slots for r in reads}
         if ages - {0, 1} or any(leaf not in self.before(loop) for leaf in filled) or self.slots < 2 or not filled:
             return None
@@ -330,8 +330,8 @@ class _Ring:
         return ended(made)
 
     def replaced(self, body: Body, of: Callable[[Expression], TileBuffer], fills: TileBuffer | None = None) -> Body:
-        """Return statements with other tiles in place of slots; ``fills``: a second tile that a fill of all slots also
-        fills.
+        """Return statements with other tiles in place of slots; ``fills``: a second tile, which a fill of all slots
+        also fills.
         """
         tiles = (self.tile,) if fills is None else (self.tile, fills)
         return _SlotTiles(self.buffer, self.axis, of, tiles).statements(body)
@@ -339,7 +339,9 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class _SlotTiles(TilesInPlace):
-    """Tiles in place of the slots of a buffer along an axis: ``of`` for a slot's index, ``every`` if all are filled."""
+    """Tiles in place of the slots of a buffer along an axis: ``of`` returns the tile for the index of a slot, and
+    ``every`` all tiles.
+    """
 
     of: Callable[[Expression], TileBuffer]
     every: tuple[TileBuffer, ...]
@@ -349,16 +351,16 @@ class _SlotTiles(TilesInPlace):
         return tuple(Literal(0) if i == self.axis else x for i, x in enumerate(indices))
 
     def element(self, indices: tuple[Expression, ...], nest: ParallelNest | None) -> BufferElement:
-        """Return an element of a slot as one of its tile."""
+        """Return an element of a slot as an element of the slot's tile."""
         return BufferElement(self.of(indices[self.axis]), self.at(indices))
 
     def tile_part(self, part: BufferPart) -> BufferPart:
-        """Return a slot as its tile."""
+        """Return the tile that replaces a slot."""
         extent = tuple(1 if i == self.axis else n for i, n in enumerate(part.extent))
         return BufferPart(self.of(part.start[self.axis]), self.at(part.start), extent)
 
     def nests(self, nest: ParallelNest) -> list[ParallelNest]:
-        """Return a fill of all slots as one of each tile."""
+        """Return a fill of all slots as fills of all tiles."""
         targets = [x for x in nest.body if isinstance(x, Elementwise) and x.buffer is self.buffer]
         moved = [n for x in targets for n, _ in x.axes if n in variables_of([x.indices[self.axis]])]
         if not moved:
@@ -375,7 +377,7 @@ def slot_tiles(body: Body, buffer: TileBuffer, axis: int, tile: TileBuffer) -> B
 
 
 def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bool:
-    """Return whether a copy before a loop is the one that an iteration would make for a slot."""
+    """Return whether a copy before a loop is the copy that an iteration would make for a slot."""
     x = only_assignment(s)
     if x is None or x.axes != wanted.axes or number_of(x.indices[axis], {}) != slot:
         return False
@@ -384,7 +386,7 @@ def _are_equal(s: ParallelNest, wanted: Elementwise, axis: int, slot: int) -> bo
 
 
 def _are_alike(a: Expression, b: Expression) -> bool:
-    """Return whether two expressions have equal numbers, where whole numbers are sums."""
+    """Return whether two expressions are equal, if whole numbers are compared as sums."""
     if isinstance(a, BufferElement) and isinstance(b, BufferElement):
         return a.buffer is b.buffer and all(map(_are_alike, a.indices, b.indices))
     if isinstance(a, Applied) and isinstance(b, Applied) and (a.word, a.fmt) == (b.word, b.fmt):

@@ -67,7 +67,7 @@ class Box:
         if self.buffer == other.buffer:
             return all(a < d and c < b for (a, b), (c, d) in zip(self.ranges, other.ranges, strict=True))
         if self.space == "GM" or self.address is None or other.address is None:
-            return False  # tensors of a call, and buffers that the compiler places, have no byte in common
+            return False  # tensors of a call, and buffers whose places the compiler chooses, have no byte in common
         (a, b), (c, d) = self.span, other.span
         return a < d and c < b
 
@@ -80,7 +80,7 @@ class Box:
 
 
 class Scalar:
-    """An operand of a program's scalar arithmetic that is only known at run time; its text identifies it."""
+    """An operand of a program's scalar arithmetic that is known only at run time; its text identifies it."""
 
     def text(self) -> str:
         """Return the expression as text; equal texts are equal values."""

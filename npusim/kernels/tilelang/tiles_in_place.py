@@ -1,4 +1,4 @@
-"""Statements with other tiles in place of one buffer, for tiles that are parts or slots of a larger one."""
+"""Statements in which tiles replace a buffer of which they are parts or slots."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from npusim.kernels.tilelang.statements import (
 
 @dataclass(frozen=True, slots=True)
 class TilesInPlace(ABC):
-    """Tiles in place of parts of ``buffer`` along ``axis``; which tile a part is, its class knows."""
+    """Tiles that replace parts of ``buffer`` along ``axis``; a subclass determines the tile of each part."""
 
     buffer: TileBuffer
     axis: int
 
     @abstractmethod
     def element(self, indices: tuple[Expression, ...], nest: ParallelNest | None) -> BufferElement:
-        """Return an element of the buffer as one of a tile; ``nest``: the parallel loops around the element."""
+        """Return an element of the buffer as an element of a tile; ``nest``: the parallel loops around the element."""
 
     @abstractmethod
     def tile_part(self, part: BufferPart) -> BufferPart:
-        """Return a part of the buffer as one of a tile."""
+        """Return a part of the buffer as a part of a tile."""
 
     @abstractmethod
     def nests(self, nest: ParallelNest) -> list[ParallelNest]:
-        """Return parallel loops as those of which each access of the buffer is of one tile."""
+        """Return parallel loops, divided so that each access of the buffer is an access of one tile."""
 
     def statements(self, body: Iterable[Statement]) -> tuple[Statement, ...]:
         """Return statements on the tiles."""

@@ -57,15 +57,15 @@ _OF_INTEGERS = MappingProxyType(
     | {"and": "andi", "or": "ori", "xor": "xori", "<<": "shli", ">>": "shrsi", "/": "divsi"}
 )
 _RELATIONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-#: Functions of one number, by TileLang's name; expf is CUDA's function, of which Triton has a faster form.
+#: Functions of one number, by TileLang's name; expf is CUDA's function; Triton has a faster form of it.
 FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {"exp2": "math.exp2", "exp": "__nv_expf", "log2": "math.log2", "log": "math.log", "rsqrt": "math.rsqrt"}
     | {"sqrt": "tt.precise_sqrt", "fabs": "math.absf", "abs": "math.absf", "erf": "math.erf", "tanh": "math.tanh"}
     | {"rint": "math.roundeven", "floor": "math.floor", "ceil": "math.ceil"}
 )
-#: Note of a product of a tile by itself.
+#: Note on a product of a tile with itself.
 BY_ITSELF = "here a product of a tile with itself loads its tensor twice, and the time includes both loads"
-#: Note of a part of a tile that is not read from the tile.
+#: Note on a part of a tile that is not read from the tile.
 _AGAIN = "a part of the tile {} is loaded and computed again from tensors, and the time includes this"
 #: Functions whose results are whole numbers.
 _TO_WHOLE = frozenset({"rint", "floor", "ceil"})
@@ -74,7 +74,7 @@ _ATOMIC = "tt.atomic_rmw fadd"
 #: Largest number of parts of an expression from which a tile is computed.
 _MOST_PARTS = 64
 _NEUTRAL = MappingProxyType({"sum": 0.0, "max": -math.inf, "min": math.inf})
-#: A result that an operation has, and the names that a line has.
+#: Patterns of the result of an operation, and of the names in a line.
 _RESULT, _NAME = re.compile(r" *%([\w]+)(?::\d+)? = "), re.compile(r"%(\w+)")
 _SPECIAL = MappingProxyType(
     {("f32", 1): "0x7F800000", ("f32", -1): "0xFF800000", ("f16", 1): "0x7C00", ("f16", -1): "0xFC00"}
@@ -176,8 +176,8 @@ def written(kernel: TileKernel) -> str:
 
 
 def written_with_notes(kernel: TileKernel) -> tuple[str, tuple[str, ...]]:
-    """Return the TTIR of a kernel, and its notes, including notes on parts that the TTIR computes differently, as
-    `written` does.
+    """Return the TTIR of a kernel, and its notes, including notes on parts that the TTIR computes differently;
+    otherwise as `written`.
     """
     refuse_reads_of_the_rest(kernel.body)
     writer = _Writer(with_float_sums(kernel))
@@ -224,7 +224,7 @@ class _Writer:
         self.lines.append(f"{'  ' * self.depth}{text} loc(#loc{at})")
 
     def open(self, text: str) -> None:
-        """Write a line that begins a region, whose end has the place."""
+        """Write a line that begins a region; the end of the region has the statement's place."""
         self.lines.append(f"{'  ' * self.depth}{text}")
 
     def fresh(self, hint: str) -> str:
@@ -295,8 +295,8 @@ class _Writer:
         return self.op(f"{word} %{v.name}{rounding} : {v.type} to {to}", v.shape, fmt, hint)
 
     def of_bits(self, v: TileValue, fmt: str) -> TileValue:
-        """Return floats as the integers that have their bits, integers as such floats, and integers in another type of
-        as many bits.
+        """Return floats as the integers with the same bits, or integers as such floats; or integers in another type
+        with the same number of bits.
         """
         sizes = [FLOATS[f] if f in FLOATS else int(TYPES[f][1:]) // 8 for f in (v.fmt, fmt)]
         are_whole = [f not in FLOATS for f in (v.fmt, fmt)]
@@ -361,7 +361,7 @@ class _Writer:
         return made
 
     def decided(self, e: Expression) -> bool | None:
-        """Return the result of a comparison of whole numbers that bounds alone decide; None for another condition."""
+        """Return the result of a comparison of whole numbers, if bounds decide it; None for another condition."""
         if isinstance(e, Applied) and e.word == "and":
             answers = [self.decided(x) for x in e.operands]
             return False if False in answers else None if None in answers else True
@@ -372,7 +372,9 @@ class _Writer:
         return True if high < least else False if low >= most else None
 
     def floored(self, word: str, made: TileValue, a: TileValue, b: TileValue) -> TileValue:
-        """Return a quotient or remainder that is rounded down, from one rounded to 0; the divisor is positive."""
+        """Return a quotient that is rounded down, or its remainder, from those that are rounded toward 0; the divisor
+        is positive.
+        """
         rest = made if word == "%" else self.of_two("%", a, b)
         less = self.of_two("lt", rest, self.constant(0, (), rest.fmt))
         moved = self.of_two("+", made, b) if word == "%" else self.of_two("-", made, self.constant(1, (), made.fmt))
@@ -381,7 +383,7 @@ class _Writer:
         return self.op(text, made.shape, made.fmt)
 
     def promoted(self, a: TileValue, b: TileValue) -> tuple[TileValue, TileValue]:
-        """Return two values in the wider of their formats; a constant has the other's."""
+        """Return two values in the wider of their formats; a constant has the format of the other value."""
         formats = [v.fmt for v in (a, b) if v.fmt in FLOATS] or [a.fmt, b.fmt]
         firm = [v.fmt for v in (a, b) if v.fmt in formats and v.number is None] or formats
         fmt = max(firm, key=lambda f: FLOATS.get(f, 0) or int(TYPES[f][1:]))
@@ -459,7 +461,7 @@ class _Writer:
         return self.op(f"tt.addptr %{base.name}, %{total.name} : {base.type}, {total.type}", shape, base.fmt, "p")
 
     def moved_by(self, indices: Sequence[Expression]) -> set[str]:
-        """Return the parallel loops that move indices, also by names for values."""
+        """Return the parallel loops on which indices depend, also through names for values."""
         used = variables_of(indices)
         shapes = [self.values[n].shape for n in used & self.values.keys()]
         return {
@@ -546,7 +548,7 @@ class _Writer:
         return v
 
     def bind(self, buffer: TileBuffer, v: TileValue) -> None:
-        """Use a value as a tile's, under the tile's name if the last operation computed it."""
+        """Use a value as that of a tile; it has the tile's name if the last operation computed it."""
         v = self.cast(v, buffer.fmt)
         v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
         made = f"{'  ' * self.depth}%{v.name} = "
@@ -561,7 +563,8 @@ class _Writer:
     def origin(self, x: Elementwise) -> TileOrigin | None:
         """Return the sources of a tile: tensors, numbers, tiles of one element, or other tiles with such sources.
 
-        Another computation of the tile has the same bits: operations and formats are those of the assignments.
+        Another computation of the tile from these sources has the same bits, because operations and formats are those
+        of the assignments.
         """
         value, formats = x.value, [x.buffer.fmt]
         while isinstance(value, Applied) and value.word == "cast":
@@ -603,7 +606,7 @@ class _Writer:
         return None if None in made.values() else with_inner(e, lambda x: made[x] or x)
 
     def forget(self, buffers: Sequence[TileBuffer]) -> None:
-        """Drop the origins of tiles that are written, and of copies of tensors that are."""
+        """Remove the origins of tiles that are written, and those of copies of tensors that are written."""
         gone = set(buffers)
         self.origins = {b: o for b, o in self.origins.items() if b not in gone and not o.reads(gone)}
 
@@ -656,7 +659,9 @@ class _Writer:
         self.axes, self.values = (), bound
 
     def padded(self, s: ParallelNest) -> tuple[tuple[str, int], ...]:
-        """Return the loops of a nest, as long as the tiles whose first elements alone they read."""
+        """Return the loops of a nest; if these read only the first elements of tiles, the loops are as long as the
+        tiles.
+        """
         lengths = {name: n for name, n in s.axes if n != 1}
         every = [e for x in s.body for e in parts_of(x.value)]
         for e in every:
@@ -675,14 +680,16 @@ class _Writer:
         return tuple(lengths.items())
 
     def sources_of(self, *expressions: Expression) -> set[TileBuffer]:
-        """Return the buffers that expressions of a nest read, also by names and tiles that the nest gives values."""
+        """Return the buffers that expressions of a nest read, also through names and tiles to which the nest assigns
+        values.
+        """
         parts = [p for e in expressions for p in parts_of(e)]
         read = {p.buffer for p in parts if isinstance(p, BufferElement)}
         known: list[str | TileBuffer] = [*(p.name for p in parts if isinstance(p, Variable)), *read]
         return read.union(*(self.sources[k] for k in known if k in self.sources))
 
     def once(self, x: Elementwise, v: TileValue) -> None:
-        """Refuse an assignment that a loop repeats for the same elements, where the repetition may change them."""
+        """Refuse an assignment that a loop repeats for the same elements, if the repetition may change them."""
         used = self.moved_by(x.indices)
         sources = self.sources_of(x.value, *(() if x.condition is None else (x.condition,)))
         self.sources[x.buffer] = sources | self.sources.get(x.buffer, set())
@@ -772,7 +779,7 @@ class _Writer:
         self.forget([s.c.buffer])
 
     def second(self, buffer: TileBuffer) -> TileValue:
-        """Return a tile as the second factor of a product by itself: a copy of the tensor that is loaded by separate
+        """Return a tile as the second factor of a product with itself: a copy of the tensor that is loaded by separate
         pointers.
         """
         origin = self.origins.get(buffer)
@@ -838,7 +845,9 @@ class _Writer:
             self.tiles, self.values, self.ranges, self.origins = dict(tiles), dict(values), dict(ranges), dict(origins)
 
     def loop_with(self, s: SerialLoop, live: set[TileBuffer], constant: set[TileBuffer]) -> set[TileBuffer]:
-        """Write a loop; return its states that are the same number at the begin and end of an iteration."""
+        """Write a loop; return those states that are the same number at the beginning and at the end of an
+        iteration.
+        """
         (low, most), (least, high) = interval(s.low, self.ranges), interval(s.high, self.ranges)
         body, first, last = Exposed(s.body), self.value(s.low), self.value(s.high)
         carried = [b for b in written_tiles(s.body) if (b in body.reads or b in live) and b not in constant]
@@ -870,7 +879,7 @@ class _Writer:
         return {b for b, v, end in numbers if end is not None and v.number == end}
 
     def with_cleared_starts(self, s: SerialLoop) -> SerialLoop:
-        """Return a loop whose products that clear in the first iteration start from a tile of zeros instead."""
+        """Return a loop in which products that clear in the first iteration start from a tile of zeros instead."""
         body, runs = list(s.body), interval(s.high, self.ranges)[0] > interval(s.low, self.ranges)[1]
         for i, x in enumerate(body):
             is_first = isinstance(x, MatrixProduct) and x.clears == Applied("eq", (Variable(s.variable), s.low))
@@ -952,7 +961,7 @@ def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
 
 
 def _unchanged(s: Statement) -> ParallelNest | None:
-    """Return the assignment of each element of a tile to itself, in place of one that reads tiles alone."""
+    """Return the assignment of each element of a tile to itself; it replaces one that reads only tiles."""
     x = s.body[-1] if isinstance(s, ParallelNest) else None
     if not isinstance(s, ParallelNest) or not isinstance(x, Elementwise) or x.buffer not in tiles_read([x.value]):
         return None
@@ -987,8 +996,8 @@ def _choice(condition: Expression, s: Statement, other: Statement | None, line: 
 
 
 def chosen_value(condition: Expression, a: Expression, b: Expression) -> Expression:
-    """Return a if a condition is true, else b.  For elements of one tensor, the result is one element with chosen
-    indices; for masks, it is a mask.
+    """Return the choice of a if a condition is true, and of b otherwise.  For elements of one tensor, the result is one
+    element with chosen indices; for masks, it is a mask.
     """
     if isinstance(a, BufferElement) and isinstance(b, BufferElement) and a.buffer is b.buffer and a.buffer.is_global:
         pairs = zip(a.indices, b.indices, strict=True)
@@ -1019,7 +1028,9 @@ def refuse_races(s: ParallelNest) -> None:
 
 
 def _are_alike_or_apart(pairs: Sequence[tuple[Expression, Expression]], names: set[str]) -> bool:
-    """Return whether indices are equal in each iteration, or differ in all: by a number where no loop moves them."""
+    """Return whether indices are equal in each iteration, or differ in all iterations: by a constant, if no loop moves
+    them.
+    """
     distances = [linear(Applied("-", pair), {}) for pair in pairs]
     is_apart = any(
         set(n) == {Literal(1)} and not variables_of(p) & names for n, p in zip(distances, pairs, strict=True)

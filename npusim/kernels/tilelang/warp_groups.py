@@ -1,7 +1,7 @@
 """Statements of warp groups (``T.ws``) that barriers of the program order, in the order of the text.
 
-The text is one order in which the groups may run.  All other orders give the same values if no wait can end at another
-phase than in the text, and if the barriers order any two accesses of an element, one of which is a write.  Both
+The text is one order in which the groups may run.  All other orders give the same values if no wait can end at a phase
+other than that in the text, and if the barriers order any two accesses of an element, one of which is a write.  Both
 conditions are checked on all statements, with all iterations of loops, by clocks: a clock states which statements a
 group, or an asynchronous copy, is known to follow.
 """
@@ -76,7 +76,7 @@ def _plain(body: Iterable[Statement]) -> Body:
 
 @dataclass(slots=True)
 class _Part:
-    """An access: which group makes it and when, and the part of a buffer by its first element and its length along each
+    """An access: the group, the time, and the part of a buffer, given by its first element and its length along each
     axis.
     """
 
@@ -101,7 +101,9 @@ Clock = dict[str, int]
 
 @dataclass(slots=True)
 class _Barrier:
-    """A barrier: its phases so far, each by what comes before its end, and the waits for the last one."""
+    """A barrier: for each phase so far, the clock of the statements before its end; and the waits for the last
+    phase.
+    """
 
     count: int
     arrived: int = 0
@@ -214,11 +216,13 @@ class _Order:
         if (done - 1) % 2 != int(parity):
             raise refused(
                 s.line,
-                f"a wait for the parity {int(parity)} of {s.barrier}, of which {done} phases have ended by then in the "
-                "order of the text: it does not end there",
+                f"a wait for the parity {int(parity)} of {s.barrier} does not end here: in the order of the "
+                f"text, {done} phases of the barrier have ended before it",
             )
         if done > 1 and not self.is_after(clock, barrier.phases[done - 2]):
-            raise refused(s.line, f"a wait for {s.barrier} may end two phases early: it does not follow the one before")
+            raise refused(
+                s.line, f"a wait for {s.barrier} may end two phases early: it does not follow the previous phase"
+            )
         if done:
             _joined(clock, barrier.phases[done - 1])
         barrier.waits.append((self.group, time, s.line))
@@ -227,7 +231,7 @@ class _Order:
     def arrive(self, s: BarrierStep, barrier: _Barrier) -> None:
         clock, _ = self.begin()
         if barrier.phases and not self.is_after(clock, barrier.phases[-1]):
-            why = "may count for the phase before, whose end it does not follow"
+            why = "may count for the previous phase, because it does not follow the end of that phase"
             raise refused(s.line, f"an arrival at {s.barrier} {why}")
         first, _, end = self.group.partition(":")
         barrier.arrived += int(end) - int(first) if end else self.threads
@@ -237,7 +241,9 @@ class _Order:
         if barrier.arrived == barrier.count:
             for group, time, line in barrier.waits:
                 if barrier.pending.get(group, 0) < time:
-                    raise refused(line, f"a wait for {s.barrier} may miss its phase: the next one may end before it")
+                    raise refused(
+                        line, f"a wait for {s.barrier} may miss its phase: the next phase may end before the wait"
+                    )
             barrier.phases.append(barrier.pending)
             barrier.arrived, barrier.pending, barrier.waits = 0, {}, []
         self.end()
@@ -246,7 +252,11 @@ class _Order:
         """Follow a copy that ends with the current phase of its barrier, and for which nothing else waits."""
         clock, _ = self.begin()
         if barrier.phases and not self.is_after(clock, barrier.phases[-1]):
-            raise refused(s.line, "a copy may count for the phase before of its barrier: it does not follow its end")
+            raise refused(
+                s.line,
+                "a copy may count for the previous phase of its barrier, because it does not follow the end of that "
+                "phase",
+            )
         agent = f"copy {self.steps}"
         self.access_all(s, agent, {**clock, agent: 1}, 1, known)
         _joined(barrier.pending, {**clock, agent: 1})

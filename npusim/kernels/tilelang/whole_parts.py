@@ -41,7 +41,7 @@ _ZERO, _TRUE = Literal(0), Literal(1, "bool")
 
 
 class _OtherLoopError(Exception):
-    """A loop that does something else."""
+    """Raised for a loop that does something else."""
 
 
 def with_whole_parts(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
@@ -60,7 +60,7 @@ def with_whole_parts(body: Sequence[Statement], live: Set[TileBuffer] = frozense
 
 
 class _Parts:
-    """A loop over parts: the axis along which each tile of an iteration is one of them."""
+    """A loop over parts: for each tile of an iteration, the axis along which it is a part."""
 
     def __init__(self, loop: SerialLoop, live: Set[TileBuffer]) -> None:
         count = number_of(loop.high, {})
@@ -104,7 +104,7 @@ class _Parts:
         ]
 
     def part(self, buffer: TileBuffer, axis: int) -> None:
-        """Use a tile as a part along an axis."""
+        """Record a tile as a part along an axis."""
         if buffer not in self.private or self.along.setdefault(buffer, axis) != axis:
             raise _OtherLoopError
 
@@ -136,7 +136,7 @@ class _Parts:
         return self.number.name in variables_of([index])
 
     def counted(self, index: Expression, lengths: dict[str, int]) -> str:
-        """Return the parallel loop that an index counts on from the number of the part."""
+        """Return the parallel loop that an index adds to the multiple of the part's number."""
         terms = linear(index, {})
         size = terms.pop(self.number, 0)
         names = [n for n, length in lengths.items() if terms.get(Variable(n)) == 1 and length == size]
@@ -145,7 +145,7 @@ class _Parts:
         return names[0]
 
     def follow_product(self, at: int, s: MatrixProduct) -> None:
-        """Record the parts in a product, whose second factor and result may be parts along their columns."""
+        """Record the parts in a product, in which the second factor and the result may be parts along their columns."""
         columns = [max(s.b.buffer.dims[:1] if s.transposes[1] else s.b.buffer.dims), max(s.c.buffer.dims)]
         if s.b.buffer in self.along or s.c.buffer in self.along:
             for x, axis in zip((s.b, s.c), columns, strict=True):

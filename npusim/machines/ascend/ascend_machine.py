@@ -166,7 +166,7 @@ class AscendMachine(Machine):
         return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
 
     def by_tile(self, tiling: Tiling, precision: object) -> Mapping[str, object]:
-        """Return the kernel of a tile that is stated without a kernel: the precision's kernel, or a kernel that calls
+        """Return the kernel if a tiling states the tile but no kernel: the precision's kernel, or a kernel that calls
         ND2NZ.
         """
         known, named = type(tiling).model_fields.keys(), tiling.model_fields_set
@@ -216,7 +216,9 @@ class AscendMachine(Machine):
         return _dealt(Itself(phase), self.places, deal, self.heads_in_l2(phase))
 
     def fields_for(self, _called: str, phase: Phase, tiling: Tiling) -> tuple[AscendTiling, str]:
-        """Return how a phase runs: slices of rows, tiles ahead, tiles of products."""
+        """Return how a phase runs: its slices of rows, the number of tiles by which stages run ahead, and the tiles of
+        its products.
+        """
         t = attention_fields(tiling)
         decided = self._decided(phase, tiling, t)
         if not _is_attention(phase):
@@ -261,7 +263,7 @@ class AscendMachine(Machine):
         return None if found is ahead else found
 
     def column(self, fmt: str) -> int:
-        """Return the number of elements in 32 bytes, C0 of the vendor's layouts."""
+        """Return the number of elements in 32 bytes, which the vendor's layouts call C0."""
         fmt_ = stored_format(fmt)
         return BLOCK_BYTES * fmt_.per_byte // fmt_.size_bytes
 

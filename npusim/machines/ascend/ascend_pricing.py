@@ -1,9 +1,9 @@
-"""Costs of operations on an Ascend core, and on other cores with such units: one table per unit, by its model in the
-file.
+"""Costs of operations on an Ascend core, and on other cores with such units. Each unit has a table, which depends on
+the unit's model in the file.
 
 An instruction of a vector unit costs ``head + slope * repeats + tail``; the instructions between two barriers follow
-one another in the pipe, so that only the first one has a head and only the last one a tail.  The slope of an
-instruction with two sources depends on the places of its operands: two operands that share a bank group are read one
+one another in the pipe, so that only the first instruction has a head and only the last one has a tail.  The slope of
+an instruction with two sources depends on the places of its operands: two operands that share a bank group are read one
 after the other.
 """
 
@@ -86,6 +86,8 @@ class EnginePricing(Transfers):
         #: Costs of moves through global memory, which depend on the data of this program that is in L2.
         self._moves: dict[Hashable, Cost] = {}
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
+        #: Costs of operations of one step, by the identity of the step's cost, which the entry refers to.
+        self._alone: dict[int, tuple[Cost, Cost]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency ends with the last result."""
@@ -94,23 +96,18 @@ class EnginePricing(Transfers):
         if isinstance(spec, VectorUnit):
             work = op.work if isinstance(op.work, VectorWork) else ALONE
             return self._with_tile(work, self._sequence(op.steps, spec, key, banks, work))
-        occupancy = latency = 0
-        links: dict[str, int] = {}
-        terms: dict[str, float] = {}
-        for step in op.steps:
-            cost = self.of_step(step, queue.core, queue.engine)
-            occupancy += cost.occupancy_cycles
-            latency = max(latency - cost.occupancy_cycles, cost.latency_cycles)
-            for link, size in cost.link_bytes:
-                links[link] = links.get(link, 0) + size
-            for key, cycles in cost.terms:
-                terms[key] = terms.get(key, 0.0) + cycles
-        return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
+        costs = [self.of_step(step, queue.core, queue.engine) for step in op.steps]
+        if len(costs) != 1:
+            return _summed(costs)
+        (cost,) = costs
+        if id(cost) not in self._alone:
+            self._alone[id(cost)] = cost, _summed(costs)
+        return self._alone[id(cost)][1]
 
     def _sequence(
         self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, work: VectorWork
     ) -> Cost:
-        """Return the cost of steps that follow one another on a vector unit; equal sequences are priced once."""
+        """Return the cost of steps that follow one another on a vector unit; each different sequence is priced once."""
         is_on_registers = isinstance(spec, RegisterVectorEngine)
         code = work.code or VectorCode()
         looked_at = registers.looked_at(steps, code) if is_on_registers else ()
@@ -163,7 +160,9 @@ class EnginePricing(Transfers):
         raise UnknownOpcodeError(f"{step.opcode.name} has no cost on {core}.{engine}")
 
     def _miss_share(self, tensor: str) -> float:
-        """Return the share of a tensor's reads that wait for memory: a miss of one core group is a miss of all."""
+        """Return the share of a tensor's reads that wait for memory; a miss of one core group is a miss of
+        all groups.
+        """
         return self.residency.read_waits[tensor]
 
     def _unit(self, core: str, engine: str) -> tuple[EngineSpec, str, BankSpec | None]:
@@ -218,6 +217,21 @@ class AscendPricing(EnginePricing):
         return stored_format(operand.fmt).bytes_of(round_up(operand.rows, edge) * round_up(operand.cols, edge))
 
 
+def _summed(costs: Sequence[Cost]) -> Cost:
+    """Return the cost of steps that follow one another: the latency ends with the last result."""
+    occupancy = latency = 0
+    links: dict[str, int] = {}
+    terms: dict[str, float] = {}
+    for cost in costs:
+        occupancy += cost.occupancy_cycles
+        latency = max(latency - cost.occupancy_cycles, cost.latency_cycles)
+        for link, size in cost.link_bytes:
+            links[link] = links.get(link, 0) + size
+        for key, cycles in cost.terms:
+            terms[key] = terms.get(key, 0.0) + cycles
+    return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
+
+
 def _shape(operand: Source) -> Hashable:
     if isinstance(operand, float):
         return operand
@@ -249,7 +263,7 @@ def _product(step: Step, spec: MatrixEngine, key: str) -> Cost:
 
 
 #: Number of repeats after which the results of an instruction are available to a second instruction that reads them in
-#: the same order: between shorter dependent instructions PTO's kernels have a barrier.
+#: the same order: PTO's kernels have a barrier between dependent instructions that are shorter.
 PIPE_REPEATS = 8
 
 
@@ -259,8 +273,8 @@ def vector_cycles(
     """Return the cycles of steps that follow one another, and the constants on which the cycles depend.
 
     ``key`` is the unit's key in its file.  Raises :class:`UnknownOpcodeError` for a step without an instruction. If
-    barriers are only where they are needed, the instructions between two barriers are a run, which costs the head of
-    its first and the tail of its last instruction; otherwise each instruction costs both.
+    there are barriers only where they are needed, the instructions between two barriers are a run. It costs the head of
+    its first and the tail of its last instruction. Otherwise each instruction costs both.
     """
     is_joined = decided.barriers == "needed" and spec.head_exposed is not None and spec.head_exposed.value == "idle"
     terms: dict[str, float] = {}
@@ -287,7 +301,8 @@ class _Run:
         self.spec, self.key, self.terms = spec, key, terms
         self.last = ""
         self._repeats = 0
-        self._written: dict[object, tuple[int, int, bool]] = {}  # repeats before and behind, whether by a pass
+        # repeats at its start and end, whether a pass wrote it
+        self._written: dict[object, tuple[int, int, bool]] = {}
 
     def add(self, step: Step, name: str, count: int, slope: tuple[str, Quantity], *, joins: bool) -> None:
         """Add an instruction, after a barrier if the instruction needs one."""
@@ -355,7 +370,7 @@ def _where(operand: Operand) -> object:
 
 
 def signature(steps: Sequence[Step], banks: BankSpec | None) -> tuple[Hashable, ...]:
-    """Return the key of :func:`vector_cycles`: equal for the same work of another core, or of another slice.
+    """Return the key of :func:`vector_cycles`; equal work of another core, or on another slice, has the same key.
 
     For addresses, the key states which addresses are equal, and the bank in which a tile with columns begins.
     """
@@ -418,8 +433,8 @@ BITS = 8
 
 
 def repeats(operand: Operand, spec: VectorEngine, fmt: str | None = None) -> int:
-    """Return the number of repeats that an instruction needs for a tile: full repeats for rows without gaps, else a
-    number per row.
+    """Return the number of repeats that an instruction needs for a tile: full repeats for rows without gaps, otherwise
+    a number per row.
     """
     size = get_format(fmt or operand.fmt).size_bytes
     repeat = spec.repeat_bytes.value
@@ -438,7 +453,8 @@ def _elementwise(name: str) -> Callable[[Step, VectorEngine], Instructions]:
         # An operand with gaps between its rows needs separate repeats for each row.
         whole = [step.dst, *(t for t in tiles if t.cols == step.dst.cols)]
         listed = [(chosen, max(repeats(t, spec, step.constant_format) for t in whole))]
-        # A mask or bias that is computed from indices: each comparison, or step of its arithmetic, is an instruction.
+        # A mask or bias that is computed from indices: each comparison and each step of its arithmetic is an
+        # instruction.
         listed += [("scalar", listed[0][1])] * step.attributes.comparisons
         # A column operand is first expanded to one 32-byte block per row (brcb: 8 rows per repeat).
         for tile in tiles:
@@ -457,13 +473,14 @@ def _made_of(step: Step, spec: VectorEngine) -> Instructions:
     return [(f"{n}_{step.dst.fmt}" if n in ("exp", "div", "sqrt") else "scalar", count) for n in names]
 
 
-#: Instructions of a function of two masks: And, Or and Not are instructions (Ascend C API reference), xor consists of
-#: them.
+#: Instructions of a function of two masks: And, Or and Not are instructions (Ascend C API reference); an exclusive or
+#: consists of them.
 _LOGIC: Mapping[str, int] = MappingProxyType({"and": 1, "or": 1, "xor": 4})
 
 
 def _compare(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the comparisons of a relation, each as fast as an Add or Adds, and the instructions that join their masks.
+    """Return the comparisons of a relation, each of which is as fast as an Add or Adds, and the instructions that
+    combine their masks.
 
     64 elements of float32 and 128 of float16 per cycle (asc-devkit 0da921b9, appendix to docs/zh/api: Compare,
     Compares).
@@ -524,7 +541,8 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
     """
     registers.check_along(step, "this vector unit")
     size, passes = get_format(step.dst.fmt).size_bytes, registers.along_tile(step)
-    turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []  # copies in both directions
+    # the tile is copied in both directions
+    turns = [("copy", repeats(step.dst, spec))] * 2 if step.opcode is Opcode.CUMSUM else []
     listed: Instructions = []
     for _, rows, cols in passes:
         if cols == 1:
@@ -540,8 +558,8 @@ def _along(step: Step, spec: VectorEngine) -> Instructions:
 
 
 def _summed_rows(step: Step, spec: VectorEngine) -> Instructions:
-    """Return the instructions of sums of rows that memory stores one after the other: each row is added to a row of
-    sums, which is copied to the result.
+    """Return the instructions of sums of rows that are stored one after the other in memory: each row is added to a row
+    of sums, which is copied to the result.
     """
     registers.check_along(step, "this vector unit")
     rows = [count for name, count in _along(step, spec) if name == "binary"]

@@ -279,7 +279,7 @@ class GemmFields(Tiling):
         default=None, ge=16, multiple_of=16, description="load_k of B, if it differs from A's (stepKb)"
     )
     full_load: Literal["a", "b", "both"] | None = Field(
-        default=None, description="operands that are loaded whole for all tiles of a core's share; default: none"
+        default=None, description=("operands that are loaded completely for all tiles of a core's share; default: none")
     )
     single_m: int | None = Field(
         default=None, ge=16, description="rows of C that one core computes (singleCoreM); default: a tile's"

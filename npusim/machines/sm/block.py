@@ -1,23 +1,23 @@
 """One resident block of a multiprocessor: the loop of its warps, tile after tile.
 
-Operands arrive tile by tile. A loader, a separate queue since it does not wait for other work, loads them either into
-registers ahead of time, from which every warp group stores its share to shared memory (*staged*), or directly into
-shared memory.  Every group multiplies all of them.  Values between products and rows never leave the registers.  Every
-operation is the sequence of all instructions of its stage.
+Operands arrive tile by tile. The loader is a separate queue, because it does not wait for other work.  It loads
+operands directly into shared memory, or ahead of time into registers, from which every warp group stores its share to
+shared memory (*staged*).  Every group multiplies all operands.  Values between products and rows never leave the
+registers.  Every operation is the sequence of all instructions of its stage.
 
-`ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Its
-parts decide the rest, and each alone:
+`ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Three parts
+decide the rest, each of them independently:
 
-- `places.BlockPlaces`: the place of each name, in the view of each stage, and the users of slots;
-- `work.Works`: the work of warps in an operation besides its steps, where warp groups run concurrently;
-- `turns.WarpTurns`: the waits of groups, where warps specialise.
+- `places.BlockPlaces`: the place of each name, in the view of each stage, and the users of slots; - `work.Works`: the
+work of warps in an operation besides its steps, where warp groups run concurrently; - `turns.WarpTurns`: the waits of
+groups, where warps have different roles.
 
-With ``stages``, an iteration ends with the issue of a later tile's copies, which frees its operands' slots: from two
-stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass through
-registers: the registers of the first operand are free when the iteration ends, so that its load is awaited.
+With ``stages``, an iteration ends when a later tile's copies are issued, and the slots of its operands become free:
+from two stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass
+through registers: the registers of the first operand become free when the iteration ends, so that its load is awaited.
 
-Not modelled: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, one shuffle per
-tile; products and sums of softmax are two steps, unless the kernel computes them as one multiply-add.
+Not modelled: with FP16 scores and FP32 outputs a lane rescales rows whose factor another lane has, which takes one
+shuffle per tile.  Products and sums of softmax are two steps, unless the kernel computes them as one multiply-add.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 class ResidentBlock:
     """The ``number``-th resident block.
 
-    A warp group without rows of a ragged tile has operations without steps: it stays in step.
+    A warp group that has no rows of a ragged tile has operations without steps, so that it stays in step with the
+    others.
     """
 
     def __init__(self, number: int, frame: Frame, core: SmCore, tiling: SmTiling) -> None:
@@ -76,7 +77,8 @@ class ResidentBlock:
         storers = (self.places.storer,) if self.places.left else ()
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, self.places) if tiling.has_groups else None
-        has_turnover = self.decided.code is not None and bool(self.decided.due("end"))
+        is_coded = self.decided.code is not None or self.decided.state_loop is not None
+        has_turnover = is_coded and bool(self.decided.due("end"))
         #: The block's place on its core, for each queue of loads: a compiled block loads nothing before it begins.
         self.begun = {
             loader: core.allocator.ring(
@@ -85,16 +87,18 @@ class ResidentBlock:
             for loader in dict.fromkeys(self.places.loaders.values() if has_turnover else ())
         }
         keys = tiling.widths.get(frame.loop_axis or "", 0)
-        #: Whether no exponentials of the block run during a tile's masks: if the block is alone on its core, its warps
-        #: synchronise in each tile; and groups that alternate mask all scores before their maxima.
+        #: Whether no exponentials of the block run during a tile's masks. There are two cases: a block alone on its
+        #: core, whose warps synchronise in each tile, and groups that alternate, which mask all scores before their
+        #: maxima.
         self.masks_apart = tiling.masks_apart and keys > PREDICATED_KEYS
-        #: Operations of stages that depend on the shapes of block and tile alone, by everything on which they depend.
+        #: Operations of stages that depend only on the shapes of block and tile. The key contains everything on which
+        #: they depend.
         self._known: dict[Hashable, tuple[TileOp, ...]] = {}
         # One function for each loop, or for each part of a loop, serves all blocks: blocks with equal contents share a
         # body.
         tile = self._coded_tile if self.decided.loops else self._tile
         self.tiles = {loop: partial(tile, loop.stages) for loop in frame.phase.loops}
-        #: How often loads wait for places of their rows, and a block's first tile if that has waits of its own: its
+        #: How often loads wait for the places of their rows; and a block's first tile if it has waits of its own: its
         #: loads come before the loop, where all places are read together.
         self.lookups = self.decided.loops[0].lookups if self.decided.loops else int(self.decided.awaits_places)
         #: The operand of the loop with the most bytes.
@@ -131,7 +135,9 @@ class ResidentBlock:
                 yield TileOp("end", warps, WARPS, (), slots, works.usual.paying("end"))
 
     def _pipelined(self, block: WorkTile) -> Iterator[Item]:
-        """Yield the loop in parts; the block's operands are free after their last product, before its last part."""
+        """Yield the loop in parts; the slots of the block's operands become free after their last product, before the
+        last part of the loop.
+        """
         turns, frame, end = self.turns, self.frame, block.tile_count + 1
         assert turns is not None
         both = (frame.stretches_of_steps(cuts, [(0, block)], end) for cuts in (self.cuts, self.alone))
@@ -162,9 +168,9 @@ class ResidentBlock:
         alone: bool = False,
         lookups: int | None = None,
     ) -> Iterator[TileOp]:
-        """Yield one tile: loads, then each stage between the stores of its products' operands, then an iteration's end.
-        ``groups``: only these groups, loads with the first; None: all.  ``alone``: its product is the first or the last
-        of a block whose products overlap.  ``lookups``: as of `_coded_tile`.
+        """Yield one tile: loads, then each stage between the stores of its products' operands, then the end of an
+        iteration. ``groups``: only these groups (loads come with the first group); None: all groups.  ``alone``: its
+        product is the first or the last of a block whose products overlap.  ``lookups``: as in `_coded_tile`.
         """
         chain, groups = self._chain(stages, tile), range(self.decided.groups) if groups is None else groups
         before, after = self._stores_around(stages, chain)
@@ -192,7 +198,7 @@ class ResidentBlock:
         self, stages: tuple[Stage, ...], block: WorkTile, tile: Visit, *, lookups: int | None = None
     ) -> Iterator[TileOp]:
         """Yield one tile whose work is that of its machine code: one part at the first product, where copies are
-        awaited, and the rest after the last one, when the copies of a later tile have begun.
+        awaited, and the rest after the last product, when the copies of a later tile have begun.
 
         ``lookups``: how often its loads wait for places; None: as in the loop.
         """
@@ -223,8 +229,8 @@ class ResidentBlock:
         *,
         alone: bool,
     ) -> Iterable[TileOp]:
-        """Return stages of some groups, and the copies next to them: one sequence for all blocks and tiles of one
-        shape, if none of the stages depends on a place.
+        """Return stages of some groups, and the copies next to them. All blocks and tiles of one shape have one
+        sequence, if none of the stages depends on a place.
         """
         if any(self.frame.is_placed(s, tile) for s in run):
             return self._run(run, stages, block, tile, groups, alone=alone)
@@ -330,8 +336,8 @@ class ResidentBlock:
     def _end(
         self, stages: tuple[Stage, ...], works: Works, block: WorkTile, tile: Visit, held: Handshake
     ) -> Iterator[TileOp]:
-        """Yield the operations after the stages of a tile, or of a block without a loop: slots released, registers
-        spilled.
+        """Yield the operations after the stages of a tile, or of a block without a loop: slots are released, and
+        registers are spilled.
         """
         places, operands, stage_count = self.places, self.places.operands_of(stages), self.decided.stages
         if not self.frame.loop_axis and operands:  # the next block uses their place when this block has ended
@@ -397,7 +403,7 @@ class ResidentBlock:
                 after[s] = left[len(before[s]) :][:1] if srcs else []
                 del left[: len(before[s]) + len(after[s])]
                 continue
-            # The result that rows pass to the product includes the product's operands.
+            # The result that rows pass to the product contains the product's operands.
             fed = [p for p in stages if p.is_product and set(s.written) & set(p.rows[0].srcs) and not s.is_product]
             is_first = s.is_product and not any(self.frame.places[n] == "up" for n in srcs)
             before[s] = places.stored_for(s) if is_first else []
@@ -447,7 +453,7 @@ class ResidentBlock:
         dst = self.places.near[n].fill(*shape, stride=self.places.pitch(n, SMEM)).part(*share)
         steps = (Step(Opcode.COPY, dst, (src,)),) if share[1] else ()
         slots = (dst,) if isinstance(src, Tile) else (src, dst)
-        # The reading lanes have no effect here: the first product's plan decides how wide lanes access.
+        # The lanes that read have no effect here: the first product's plan decides the width of an access of a lane.
         label = f"{self.frame.label(n)}.store"
         return self._op(label, self.frame.stages[0], group, LSU, steps, () if share[1] else slots)
 
@@ -467,7 +473,7 @@ class ResidentBlock:
         operands = tuple(places.operand(n, s, block, tile, group, share) for n in row.srcs)
         own = places.tiles[group].get(accumulator(s))
         total = dst if own is None else own.part(0, rows, 0, cols)
-        if own is not None and how.accumulate:  # it continues from the stored sum
+        if own is not None and how.accumulate:  # the product continues from the stored sum
             yield self._op(f"{s.name}.widen", s, group, FMA, (Step(Opcode.CAST, total, (dst,)),))
         step = Step(Opcode.MATMUL, total, operands, how, row.dst if own is None else "")
         yield self._op(f"{s.name}.mma", s, group, TENSOR, (step,), places.awaited(s, block, tile))
@@ -481,7 +487,7 @@ class ResidentBlock:
     ) -> Generator[TileOp, None, Handshake]:
         """Yield a product that adds up slice by slice; each slice is loaded while the previous one is multiplied.
 
-        Operands that rows compute are stored first, which releases ``held``; no slice is loaded earlier. Return the
+        Operands that rows compute are stored first, which releases ``held``; no slice is loaded before that. Return the
         registers of its last slices, which the next operation releases.
         """
         frame, places, works, how = self.frame, self.places, self.works, self.how[s]
@@ -518,7 +524,7 @@ class ResidentBlock:
         return held
 
     def _rows(self, s: Stage, block: WorkTile, tile: Visit, group: int, share: Span) -> Iterator[TileOp]:
-        """Yield a table's rows as runs on FMA and, if there is one, exponentials of tiles on MUFU.
+        """Yield a table's rows as runs on FMA, and the exponentials of tiles on MUFU if there is such a pipe.
 
         A mask follows from row and column: lanes compare and select, no mask is loaded.
         """
@@ -544,7 +550,7 @@ class ResidentBlock:
             masks = self._op(s.name, s, group, FMA, tuple(run[:at]))
             op = self._op(s.name, s, group, FMA, tuple(run[at:]))
             work = work_of(op)
-            left = tuple(due for due in work.pays if due != "score")  # which the masks cost
+            left = tuple(due for due in work.pays if due != "score")  # the masks have the cost of scores
             yield from (masks, replace(op, work=work._replace(pays=left)))
         else:
             yield self._op(s.name, s, group, FMA, tuple(run))
@@ -558,7 +564,7 @@ class ResidentBlock:
         yield from self._results(s, block, tile, group, share)
 
     def _masks_end(self, steps: list[Step]) -> int:
-        """Return the number of a softmax's steps up to its last mask if masks are a separate operation; else 0."""
+        """Return the number of a softmax's steps up to its last mask if masks are a separate operation, otherwise 0."""
         begin = next((i for i, x in enumerate(steps) if x.opcode is Opcode.ROW_MAX), 0) if self.masks_apart else 0
         masks = (i + 1 for i, x in enumerate(steps[:begin]) if x.opcode is Opcode.SELECT)
         return max((i for i in masks if steps[i - 1].attributes.variant != COMPARED), default=0)
@@ -572,7 +578,7 @@ class ResidentBlock:
             if self.frame.places[n] == "out":
                 where = self.frame.cut(n, block, tile, share)
                 part = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
-                if (n, group) in self.places.left and self.works:  # warps go on once it is handed over
+                if (n, group) in self.places.left and self.works:  # warps continue after the copy
                     shape, ring = (where.rows, where.cols, where.fmt), self.places.left[n, group]
                     step, put = Step(Opcode.COPY, ring.fill(*shape), (part,)), self.works.put()
                     yield TileOp(f"{self.frame.label(n)}.put", self.warps[group], FMA, (step,), work=put)
@@ -587,7 +593,9 @@ class ResidentBlock:
     def _op(
         self, label: str, s: Stage, group: int, engine: str, steps: tuple[Step, ...], handshake: Handshake = ()
     ) -> TileOp:
-        """Return an operation of a group's queue: its steps in the lanes of the stage's plan, or with its work."""
+        """Return an operation of a group's queue: its steps in the lanes of the stage's plan, or with the work of the
+        operation.
+        """
         if (plan := self._plan(s)) is not None:
             steps = tuple([Step(x.opcode, x.dst, x.srcs, _in_lanes(x.attributes, plan), x.name) for x in steps])
         work = self.works.of(s, engine, steps) if self.works else None
@@ -595,7 +603,7 @@ class ResidentBlock:
 
     def _plan(self, s: Stage) -> WarpPlan | None:
         """Return the plan of a stage's lanes: that of the first axis of columns that it processes; for vectors alone,
-        any.
+        any plan.
         """
         if not self.tiling.lanes:
             return None

@@ -1,13 +1,13 @@
 """Rows whose kernel was compiled: a block's cost from its machine code instead of a table of steps.
 
 A compiler's code differs from a step's usual instructions: a quotient by a number of the row is one reciprocal per row,
-conversions from float16 are multiplications, and loads are as wide as addresses allow.  The time of a single warp
-follows from the code too: each instruction states its stall and the results for which it waits.
+conversions from float16 are multiplications, and loads are as wide as addresses allow.  The time of a single warp also
+follows from the code: each instruction states its stall and the results for which it waits.
 
 Source of these fields: bits 105 to 125 of the 128 bits of an instruction on sm_70 to sm_90, which NVIDIA does not
-document: 4 bits with the cycles until the next instruction, 1 that lets another warp go first, 3 with the scoreboard
-that is set when the result exists, 3 with the scoreboard that is set when operands are read, 6 with a mask of
-scoreboards for which the instruction waits.
+document: 4 4 bits contain the cycles until the next instruction, 1 bit lets another warp issue first, 3 bits contain
+the scoreboard that is set when the result exists, 3 bits the scoreboard that is set when operands are read, and 6 bits
+a mask of the scoreboards for which the instruction waits.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 #: scoreboard).
 FIRST, LAST, SCOREBOARDS = 70, 90, 6
 #: Instructions on a pipe of half the width.  source: CUDA C++ Programming Guide, throughput of arithmetic instructions,
-#: compute capability 9.0: 64 results a cycle of integer additions, logic, shifts, comparisons and conversions.
+#: compute capability 9.0: integer additions, logic, shifts, comparisons and conversions have 64 results per cycle.
 NARROW = frozenset(
     {"LOP3", "ISETP", "IADD3", "SHF", "LEA", "FMNMX", "FSETP", "FSEL", "SEL", "P2R", "R2P", "PRMT", "F2FP", "VOTE"}
     | {"POPC", "IMNMX", "PLOP3", "UMOV"}
 )
 #: Accesses to shared memory, and to registers that were spilled.
 SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
-#: Cycles of a read of global memory in the walk, an arbitrary number far above all others: the engine simulates this
-#: wait.
+#: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
+#: this wait.
 FAR = float(1 << 14)
 #: Rounds in which a loop's scoreboards reach a steady state.
 ROUNDS = 3
@@ -74,8 +74,8 @@ _LINE = re.compile(
 class MachineInstruction(NamedTuple):
     """A machine instruction without its operands.
 
-    ``stall``: cycles until the next instruction; ``result``, ``operands``: scoreboards that the instruction sets, 7:
-    none; ``waits``: a mask of scoreboards; ``size_bytes``: bytes that each lane moves from or to global memory.
+    ``stall``: cycles until the next instruction; ``result``, ``operands``: scoreboards that the instruction sets (7:
+    none); ``waits``: a mask of scoreboards; ``size_bytes``: bytes that each lane moves from or to global memory.
     """
 
     name: str
@@ -90,9 +90,10 @@ class RowCore(NamedTuple):
     """The properties of a multiprocessor that determine the time of the warps of one block of rows.
 
     ``waits``: cycles until the result of an instruction that sets a scoreboard exists, by name; ``others``: the same
-    for all other instructions; ``near``: for a read of L2.  ``load_bytes``, ``store_bytes``: bytes a cycle from L2 and
-    to L2. ``narrow``, ``special``: cycles that an instruction uses the pipe of half the width and that of special
-    functions of a sub-core.  ``barrier``, ``barrier_warp``: cycles of a barrier, and for each warp.
+    for all other instructions; ``near``: the same for a read of L2.  ``load_bytes``, ``store_bytes``: bytes per cycle
+    from L2 and to L2. ``narrow``, ``special``: cycles for which an instruction uses a sub-core's pipe of half the
+    width, and its pipe of special functions.  ``barrier``, ``barrier_warp``: cycles of a barrier, and its additional
+    cycles for each warp.
     """
 
     waits: tuple[tuple[str, float], ...]
@@ -109,7 +110,7 @@ class RowCore(NamedTuple):
 
 
 def has_body(ptx: str, architecture: str) -> bool:
-    """Return whether `body_of` finds the code of a warp, by the PTX from which the code was assembled."""
+    """Return whether `body_of` finds the code of a warp, judged by the PTX from which the code was assembled."""
     return _is_known(architecture) and not re.search(r"\b(?:wgmma|mma|tcgen05)\b", ptx)
 
 
@@ -120,9 +121,9 @@ def _is_known(architecture: str) -> bool:
 def body_of(sass: str, architecture: str) -> str:
     """Return the code of a warp for a block or a row, as text for `code_work`; empty if it is unknown.
 
-    The body is the loop that loads from global memory, with ``loop`` before its instructions, otherwise all
-    instructions up to the last EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has no
-    body.
+    The body is the loop that loads from global memory, with ``loop`` before its instructions. Without such a loop it is
+    all instructions up to the last EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has
+    no body.
     """
     code = instructions_of(sass)
     if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
@@ -175,7 +176,8 @@ def code_work(body: str, core: RowCore) -> CodeWork:
     is_ahead = False
     if is_loop:
         whole = BlockWalk(code, core, 0.0).last_round(rounds)
-        if is_ahead := 2 * alone < whole:  # a round loads for the next round, which hides most of the time of the loads
+        # a round loads the data of the next round, which hides most of the time of the loads
+        if is_ahead := 2 * alone < whole:
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -275,7 +277,9 @@ class BlockWalk:
             heapq.heappush(queue, (warp.now, i))
 
     def _result(self, x: MachineInstruction, warp: WarpState, place: int) -> float:
-        """Return when the result of an instruction exists that a warp issues now, in its turn at the pipe."""
+        """Return the time at which the result of an instruction exists that a warp issues now, after its turn at the
+        pipe.
+        """
         core = self.core
         if x.name == "LDG" and (not warp.has_come or not self.far):
             return warp.now + self.far
@@ -298,10 +302,10 @@ def with_code(
 ) -> SmTiling:
     """Return the tiling of a compiled phase with as many blocks in progress as the launch has ``programs``.
 
-    ``returned``: number of further programs, which end at once: for rows each costs the turnover of a block, with
-    products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without products and without a loop
-    over tiles have the work of their code, stores in a separate queue, and one row at a time; with a loop, as many
-    tiles are in flight as their code loads before it waits.
+    ``returned``: number of further programs, which end at once: in a kernel of rows each of them costs the turnover of
+    a block, in a kernel with products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without
+    products and without a loop over tiles have the work of their code, stores in a separate queue, and one row at a
+    time; with a loop, the number of tiles in flight is the number that their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     is_persistent = programs < len(phase.cells)
@@ -310,25 +314,33 @@ def with_code(
         return tiling
     if phase.loop_axis:
         if (state := _state_loop(body, phase, tiling.decided)) is not None:
-            decided = tiling.decided._replace(loaded_tiles=1, state_loop=state)
+            ends = _ends(device, returned, phase) if counts_turnover(device) else ()
+            charges = (*tiling.decided.charges, *ends)
+            decided = tiling.decided._replace(loaded_tiles=1, state_loop=state, charges=charges)
             return replace(tiling, decided=decided, has_own_rows=True)
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
         # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
-    sharing = warp_issue(device).sharing
     work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
-    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
-    ends = [Charge(f"{RETIRE}.block_cycles", of_each, due="end")]
-    if sharing.turnover_cycles is not None:
-        ends.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
-    decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
+    decided = tiling.decided._replace(
+        code=work, loaded_tiles=loaded, charges=_ends(device, returned, phase) if has_turnover else ()
+    )
     return replace(tiling, decided=decided)
+
+
+def _ends(device: DeviceSpec, returned: int, phase: Phase) -> tuple[Charge, ...]:
+    """Return the cost of a block's end, after which another one begins in its place (``returned``: see `with_code`)."""
+    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
+    end = Charge(f"{RETIRE}.block_cycles", of_each, due="end")
+    if warp_issue(device).sharing.turnover_cycles is None:
+        return (end,)
+    return end, Charge(f"{WARPS}.sharing.turnover_cycles", due="end")
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:
@@ -379,7 +391,7 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
 
 
 def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
-    """Return how many loads of a lane a tile of a loop takes, where the widest has so many bytes."""
+    """Return the number of loads of a lane for a tile of a loop, if the widest load has this number of bytes."""
     each = WARP_LANES * decided.warps * decided.groups * width
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
     tiles = [phase.names[n] for n in read]

@@ -1,8 +1,8 @@
 """Work of warp groups in an operation in addition to its steps, if they run concurrently.
 
-`Works` decides nothing about order or places: for each kind of operation (a product, rows, a store to shared
-memory, a block's start, an iteration's end) it gives the execution by warps, as a `GroupWork`, which has the kernel's
-decisions and which `group_cost` prices.
+`Works` decides nothing about order or places: for each kind of operation (a product, rows, a store to shared memory,
+the start of a block, the end of an iteration) it states how warps execute the operation, as a `GroupWork`. This
+contains the kernel's decisions, and `group_cost` prices it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Size of a line of the cache through which loads of global memory pass (CUDA C++ Programming Guide, global memory).
 LINE_BYTES = 128
-#: Passes of a store of pairs of an accumulator's values (CUTLASS's layout of operands for sm_70, VoltaTensorOp-
-#: MultiplicandCrosswise, at the rows and columns of mma.m8n8k4's accumulator: two lanes' words lie in each bank).
+#: Number of passes of a store of pairs of an accumulator's values (CUTLASS's layout of operands for sm_70,
+#: VoltaTensorOp- MultiplicandCrosswise, at the rows and columns of mma.m8n8k4's accumulator: two lanes' words lie in
+#: each bank).
 PAIR_PASSES = 2
 
 
@@ -39,15 +40,15 @@ class GroupWork(NamedTuple):
     decided
         Decisions of its kernel.
     pays, barriers, is_fenced
-        Events of the kernel's charges that the operation includes; barriers that it passes; whether its readers must
-        see the data that it has just stored.
+        Events of the kernel's charges that the operation includes; number of barriers that it passes; whether its
+        readers must see the data that it has just stored.
     is_awaited
         Whether the warps wait for a product's last result.
     is_spread
         Whether warps share the columns of an operation that a kernel would otherwise repeat.
     sharers
-        For a tile's own result: groups, or warps, that share its columns, because together they compute more rows at
-        once than the tile has; 0: the result has the block's rows.
+        For a tile's own result: number of groups, or warps, that share its columns, because together they compute more
+        rows at once than the tile has; 0: the result has the block's rows.
     is_even
         Whether elements are distributed evenly, since no product needs them in fragments.
     copies, loads
@@ -55,14 +56,14 @@ class GroupWork(NamedTuple):
     passes
         Passes of each transfer through shared memory, which shares its storage with the cache of loads.
     columns, depth, rows
-        Sizes of complete tiles, which a kernel computes even for a ragged tile: sizes of results, the length of a
+        Sizes of complete tiles, which a kernel computes even for a ragged tile: the columns of results, the length of a
         product's sum, and the rows of a group's product.
     behind
         The product that is in progress during the operation, because the warps wait only for its start: rows and
         columns of its result, bytes of a row of its left operand, and whether this operand is in shared memory; none:
         ().
     is_coded
-        Whether a block's machine code is this operation's work; otherwise another operation has it.
+        Whether this operation has the work of a block's machine code; otherwise another operation has it.
     loads_left
         Whether a product's left operand comes from shared memory into registers for every tile: rows before the loop
         computed it, and compilers store it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before
@@ -103,14 +104,14 @@ class GroupWork(NamedTuple):
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """Costs in addition to its steps."""
+        """Costs of the operation in addition to its steps."""
         paid = self.decided.due(*self.pays) if self.pays else ()
         paid += barriers(self.decided, self.barriers)
         return (*paid, FENCE) if self.is_fenced else paid
 
     @property
     def code(self) -> CodeWork | None:
-        """The work by machine code, whatever the steps are; None: the work follows from the steps."""
+        """The work according to the machine code, whatever the steps are; None: the work follows from the steps."""
         if self.decided.code is None:
             return None
         return self.decided.code if self.is_coded else CodeWork()
@@ -120,7 +121,7 @@ class GroupWork(NamedTuple):
         return self._replace(pays=self.pays + due)
 
     def meeting(self, count: int = 1) -> GroupWork:
-        """Return the same work after this number of additional barriers."""
+        """Return the same work with this number of additional barriers before it."""
         return self._replace(barriers=self.barriers + count)
 
 
@@ -157,15 +158,17 @@ class Works:
         return self.usual._replace(copies=copies, pays=("tile",))
 
     def put(self) -> GroupWork:
-        """Return the work of passing a result to the warp that stores it: through shared memory if that is another
-        warp.
+        """Return the work of passing a result to the warp that stores it; a result for another warp goes through shared
+        memory.
         """
-        if self.decided.state_loop:  # lanes store what they have, or exchange it among themselves
+        if self.decided.state_loop:  # lanes store their values, or exchange them among themselves
             return self.usual._replace(barriers=self.decided.state_loop.barriers)
         return self.usual if self.decided.code else self.usual._replace(barriers=1, is_fenced=True)
 
     def spills(self) -> list[GroupWork]:
-        """Return the work of storing registers to local memory and loading them, near and beyond L2, if any."""
+        """Return the work of storing registers to local memory and loading them, both within L2 and beyond it, if there
+        are such registers.
+        """
         listed: tuple[Due, ...] = ("local", "beyond")
         return [self.usual.paying(due) for due in listed if self.decided.due(due)]
 
@@ -194,7 +197,7 @@ class Works:
             return work._replace(depth=decided.slice_elements, barriers=1, is_fenced=True)
         adds_up = self.places.how[s].accumulate and self.frame.places[s.rows[0].dst] == "state"
         is_awaited = not adds_up or decided.stages == 1
-        if decided.alternates:  # the last of successive products is
+        if decided.alternates:  # only the last of successive products is awaited
             is_awaited = not decided.ahead and not self._is_followed(s)
         met = int(is_near and decided.roles == "alike")
         depth, sharers = self.tiling.widths.get(self._sum_axis(s), 0), self._sharers(s.rows[0].dst)
@@ -207,9 +210,9 @@ class Works:
         return loop is not None and bool(loop.axis) and not any(n in x.written for x in loop.stages)
 
     def _sum_axis(self, s: Stage) -> str:
-        """Return the axis of a product's sum, whichever way a compiled kernel's left operand is stored.
+        """Return the axis of a product's sum, however a compiled kernel's left operand is stored.
 
-        For a gradient and a recurrence it is the axis of the stored columns, as in the fit of the constants.
+        For a gradient and a recurrence this is the axis of the stored columns, as in the fit of the constants.
         """
         phase, (left, _) = self.frame.phase, s.rows[0].srcs
         return phase.product_axes(s.rows[0])[1] if phase.compiled else phase.names[left].axes[-1]
@@ -220,7 +223,9 @@ class Works:
         return any(n.is_product for n in loop[loop.index(s) + 1 :][:1])
 
     def _sharers(self, n: str) -> int:
-        """Return how many share the columns of a tile's own result, which it stores; 0 for other results."""
+        """Return how many groups or warps share the columns of a result that the tile itself stores; 0 for other
+        results.
+        """
         decided, frame = self.decided, self.frame
         if frame.axes(n)[0] != frame.loop_axis or frame.places[n] != "out":
             return 0
@@ -228,7 +233,7 @@ class Works:
         return max(1, down * FRAGMENT_ROWS // frame.height(n))
 
     def beside(self, s: Stage, work: GroupWork) -> GroupWork:
-        """Return work that overlaps with a product, if the warps waited for its start alone."""
+        """Return work that overlaps with a product, if the warps waited only for the start of the product."""
         product, (left, _), frame = self.product(s), s.rows[0].srcs, self.frame
         if self.decided.generation != "wgmma" or product.is_awaited or self.decided.is_serial:
             return work
@@ -242,9 +247,9 @@ class Works:
     def slice(self, n: str, slot: Operand, *, is_made: bool = False) -> GroupWork:
         """Return the work of loading a slice of a name into shared memory, through the cache that shares its storage.
 
-        L2 fills the cache at the rate of its port, rows are read as parts of lines, and stored as complete lines, with
-        zeros beyond their end.  ``is_made``: whether rows computed it in registers; a warp stores pairs of values, two
-        to a bank.
+        L2 fills the cache at the rate of its port.  Rows are read as parts of lines and stored as complete lines, with
+        zeros beyond the end of a row.  ``is_made``: whether rows computed it in registers; a warp stores pairs of
+        values, two to a bank.
         """
         whole = max(slot.cols, self._width(n) or self.decided.slice_elements)
         row_bytes = get_format(slot.fmt).size_bytes * whole
@@ -284,7 +289,7 @@ class Works:
 
         The results that rows compute for a product serve single warps' products unchanged: fragments are loaded like
         fragments of B.  In a recurrence these results are the right factor, whose rows several warps read, so that they
-        are in shared memory; in a compiled kernel too, where their layout differs from the product's.
+        are in shared memory.  In a compiled kernel they are too if their layout differs from the product's.
         """
         is_single, is_made = self.decided.generation == "mma", any(isinstance(step.srcs[0], Tile) for step in steps)
         if is_single and is_made and (self.places.leaves or not self._makes_right_factors()):
@@ -294,6 +299,6 @@ class Works:
         return self.usual._replace(loads=loads, barriers=1, is_fenced=not (is_single and is_made))
 
     def _makes_right_factors(self) -> bool:
-        """Return whether rows of a compiled kernel make right factors of products alone."""
+        """Return whether rows of a compiled kernel compute only right factors of products."""
         rights = {s.rows[0].srcs[1] for s in self.places.how}
         return bool(self.frame.phase.compiled) and {*self.places.prepared} <= rights

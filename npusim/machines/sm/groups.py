@@ -614,7 +614,9 @@ class GpuRowsFields(Tiling):
         default=None,
         ge=1,
         le=32,
-        description="number of warps of a block; default: 4; 8 from 2,048 elements, 16 from 8,192, 32 from 32,768",
+        description=(
+            "number of warps of a block; default: 4, but 8 from 2,048 elements on, 16 from 8,192, 32 from 32,768"
+        ),
     )
 
 
@@ -627,8 +629,8 @@ class GpuOperatorFields(Tiling):
         le=131072,
         multiple_of=256,
         description=(
-            "number of scores of a block of the kernels between the products, at least a row; default: a "
-            "number that gives all multiprocessors a block"
+            "block size of the kernels between the products, in scores, at least one row; default: a size with "
+            "which every multiprocessor has a block"
         ),
     )
 

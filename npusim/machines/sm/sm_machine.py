@@ -66,11 +66,11 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.ir.tile_program import Item, ProgramPhase, TileProgram
 
-#: Number of blocks for each multiprocessor up to which all blocks start longest first, whatever L2 holds: in groups of
-#: heads the longest blocks of the last groups would end alone (simulated: 15 to 46 % longer on an A10, a T4 and a V100
-#: with 1 to 5 blocks).
+#: Number of blocks for each multiprocessor up to which all blocks start longest first, whatever L2 holds: if blocks
+#: started in groups of heads, the longest blocks of the last groups would run alone at the end (simulated: 15 to 46 %
+#: longer on an A10, a T4 and a V100 with 1 to 5 blocks).
 ROUNDS = 8
-#: Keys of a step if the device's file does not describe registers.
+#: Number of keys of a step if the device's file does not describe registers.
 KEYS = 64
 EXPONENTIAL = "the bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
 #: Functions of float32 that are instructions of an H200, the architecture on which their bits were measured, and the
@@ -83,9 +83,10 @@ FAST = (
 UNTIMED = "this device has no timing model yet: values only"
 
 
-#: The V100's pace: instructions of an iteration take longer than its products (fitted: `kernels.declare.cutting`).
+#: The rates of the V100, where the instructions of an iteration take longer than its products (fitted:
+#: `kernels.declare.cutting`).
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
-#: The pace of the H200, whose warp groups run concurrently.
+#: The rates of the H200, whose warp groups run concurrently.
 BESIDE = AttentionPace(block=3300, tile=730, bytes_per_cycle=18.1, residents=2)
 #: The meaning of a time in the lanes of m8n8k4: published kernels of such cores take about twice as long
 #: (kernel=xformers).
@@ -100,7 +101,7 @@ class SmMachine(Machine):
     reshapes_operands = False
 
     def __init__(self, device: DeviceSpec) -> None:
-        super().__init__(device)  # places: resident blocks share a multiprocessor
+        super().__init__(device)  # each place is one resident block; resident blocks share a multiprocessor
         self.has_groups = has_concurrent_warp_groups(device)
         self.has_lanes = device.is_timed and not self.has_groups
         self.has_rows_kernels = self.keeps_factors = not self.has_lanes
@@ -135,7 +136,7 @@ class SmMachine(Machine):
     def declared(self, tiling: Any, problem: Any, _precision: Any) -> Any:
         """Return the tiling with a published kernel's fields, or with the keys of a step of a kernel with warp groups.
 
-        Faults of such a kernel are reported where its program is built.
+        Faults of such a kernel are reported when its program is built.
         """
         if isinstance(tiling, GpuGemmFields) and has_warps(self.device):
             sizes = problem.m, problem.n, problem.k
@@ -145,7 +146,7 @@ class SmMachine(Machine):
             is_open = isinstance(tiling, GroupFields) and "stages" not in tiling.model_fields_set
             if not (is_open and has_warps(self.device)) or warp_issue(self.device).copies.value != "staged":
                 return tiling
-            # Without asynchronous copies tiles go through registers, one at a time.
+            # Without asynchronous copies tiles pass through registers, one at a time.
             return type(tiling).model_construct(
                 _fields_set=set(tiling.model_fields_set), **{**dict(tiling), "stages": 1}
             )
@@ -169,7 +170,7 @@ class SmMachine(Machine):
     def settings(self, tiling: Any, _problem: Any) -> Sequence[Sequence[Mapping[str, object]]]:
         """Return the settings that an attention may try; none if a library's kernel is named (``stages=library``).
 
-        None too where a kernel decides the tile, not the machine.
+        There are also none where a kernel, not the machine, decides the tile.
         """
         fields: type[Tiling] = type(tiling)
         if "block_q" not in tile_fields(fields):
@@ -183,16 +184,18 @@ class SmMachine(Machine):
         return self.family.settings["staged" if warp_issue(self.device).copies.value == "staged" else "pipelined"]
 
     def left_alone(self, fields: type[Tiling]) -> frozenset[str]:
-        """Return the fields without effect on the device, of the compiler, or with best defaults."""
+        """Return the fields that have no effect on the device, that belong to the compiler, or that have the best
+        default.
+        """
         return left_alone(self.device) if issubclass(fields, GroupFields) else frozenset()
 
     @property
     def pace(self) -> AttentionPace:
-        """The time of attention on a multiprocessor: concurrent warp groups, or lanes."""
+        """The model of the time of attention on a multiprocessor: concurrent warp groups, or lanes."""
         return BESIDE if self.has_groups else IN_LANES
 
     def mask_kind(self, _tiling: Any) -> MaskKind:
-        """Return how tiles get their masks: lanes compare the indices of their elements."""
+        """Return how the masks of tiles are computed: lanes compare the indices of their elements."""
         return "computed"
 
     def mask_block(self, tiling: Any) -> int:

@@ -2,8 +2,8 @@
 
 A node is a piece of the program (``ir.structure``) at one *state of the rings*: the distance of each endpoint from the
 other endpoints, independent of their counts.  The edges of a node lead to its possible successors: the next piece, the
-next iteration, another block of any shape.  Loops and sequences of blocks return to earlier states, so the graph is
-finite and covers programs of every length.
+next iteration, another block of any shape.  Because loops and sequences of blocks return to earlier states, the graph
+is finite and covers programs of every length.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from npusim.program.ir.walk import Endpoint
 
 Ints = NDArray[np.int64]
-#: Cursor of every endpoint, relative to the position of its ring.
+#: The cursor of every endpoint, relative to the position of its ring.
 State = tuple[int, ...]
-#: The loops around a node: name, index and step of each; the steps name later iterations.
+#: The loops around a node: name, index and step of each; later iterations are named by adding steps.
 LoopPath = tuple[tuple[str, int, int], ...]
 Environment = dict["Symbol", object]
 #: The boundary between a node and its successor: no boundary, the end of an iteration, or the end of a block.
@@ -50,8 +50,8 @@ class Node:
     """A piece at one state of the rings.
 
     ``cursors``: the cursors at the first visit; ``advance``: the number of slots by which the piece moves them.
-    ``successors`` has, for each node that may follow, the number of slots between the two nodes, the smallest number if
-    the paths differ. ``regions`` are its contested regions, operation by operation.
+    ``successors`` has, for each node that may follow, the number of slots between the two nodes (the smallest number
+    over all paths). ``regions`` are its contested regions, operation by operation.
     """
 
     piece: Piece
@@ -72,7 +72,7 @@ class _Position:
 
 
 EMPTY = Piece(())
-#: The value if a loop ends before its states repeat, in place of the iteration from which they repeat.
+#: Used instead of the iteration from which a loop's states repeat, if the loop ends before they do.
 NO_CYCLE = 1 << 62
 
 
@@ -122,8 +122,8 @@ class Automaton:
         self._numbers: dict[State, int] = {}
         #: For each node, the endpoints that it moves with the distances, and the number of the state after it.
         self._moves: list[tuple[tuple[tuple[int, int], ...], int]] = []
-        #: For each loop with an opaque count, by its id: its count in the current block, and the iteration from which
-        #: its states repeat, with the cycle.
+        #: For each loop with an opaque count, by its id: its count in the current block, the iteration from which its
+        #: states repeat, and the length of the cycle.
         self._counts: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         self._advances: dict[int, tuple[int, ...]] = {}
@@ -156,8 +156,8 @@ class Automaton:
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
-                    # Of the counts that reach the same states one is followed: the largest, which visits all of these
-                    # states.
+                    # Of all counts that reach the same states, only the largest is followed, because it visits all of
+                    # these states.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}
                     at = _Position(list(state), begins.state)

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 @uncollected()
 def check(program: TileProgram, flags: FlagsSpec | None = None) -> bool:
-    """Return whether the blocks of each family differ in no more than the family allows; raise the first fault.
+    """Return whether the blocks of each family differ only in what the family allows; raise the first fault.
 
-    A fault is a `FlagError`, a `ProgramError` or a `RaceError`. If blocks differ in more, the check marks the phases
-    of the program as without families (`take_all_by_shape`).
+    A fault is a `FlagError`, a `ProgramError` or a `RaceError`. If blocks differ in more than that, the check marks the
+    phases of the program as without families (`take_all_by_shape`).
 
     A program that passes computes the same values in every order that queues and flags allow, for any number of
     iterations and any sequence of its block shapes on a core group (``npusim/README.md``).
     """
     try:
-        # This check is fast but coarse. A fault may be an artefact of the check, and users need the exact bytes, so
-        # that the exact check follows.
+        # This check is fast but coarse. A fault may be an artefact of this check, and users need the exact bytes:
+        # therefore the exact check follows it.
         _check(program, flags, Builder(program, condensed))
     except NpusimError:
         _check(program, flags, Builder(program))
@@ -92,8 +92,8 @@ def _check(program: TileProgram, flags: FlagsSpec | None, builder: Builder) -> N
 
 
 def _check_dealt(program: TileProgram, phase: ProgramPhase) -> None:
-    """Raise `ProgramError` unless each block is assigned once: the proof distinguishes blocks, but not two runs of one
-    block.
+    """Raise `ProgramError` unless each block is assigned once: the proof distinguishes blocks, but not two executions
+    of one block.
     """
     times, count = Counter(chain.from_iterable(phase.dealt)), len(phase.blocks)
     for number in {*range(count), *times} if phase.dealt else ():

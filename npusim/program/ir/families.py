@@ -60,7 +60,7 @@ def families_of(phase: ProgramPhase) -> list[Family] | None:
 
 
 def take_by_shape(phase: ProgramPhase) -> None:
-    """Mark a phase as without families: some of its blocks differ in more than the family allows."""
+    """Mark a phase as without families: some of its blocks differ in more than a family allows."""
     if phase.family is not None:
         _families(phase).families = None
 

@@ -1,16 +1,16 @@
 """Happens-before over a whole phase: operations on the same bytes must be ordered, whatever the engines' speed.
 
 An access is a *fact*: a queue, its bytes, and the queues and flags that know that it has ended.  A queue knows what its
-earlier operations know, and what each flag that it waits for knew when the flag was set. A flag is set when all earlier
-operations of its queue have completed, in ``timing`` too.  Facts are independent: each depends on the operations that
+earlier operations know, and what each flag that it waits for knew when the flag was set. As in ``timing``, a flag is
+set when all earlier operations of its queue have completed.  Facts are independent: each depends on the operations that
 follow, not on other facts.  Therefore each fact is propagated through the automaton (``ir.automaton``) until no new
 fact appears, which covers every sequence of blocks and every number of iterations. A race is an access to the same
 bytes, in any node, by a queue that does not know the fact.
 
 Bytes that several queues access are numbered (`PlaceTable`).  A slot of a ring is counted from the position of its
 ring, so that recurring slots are one case.  A slot's flags are places too, written by the queue that sets them and read
-by the queue that waits: a flag that is set again before a wait is lost.  A side that waits for each slot before it
-releases the slot never loses a flag; flags are examined only for rings with another kind of side.
+by the queue that waits: a flag that is set again before a wait is lost.  No flag is lost by a side that waits for each
+slot before it releases the slot; flags are examined only for rings that have another kind of side.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Witness(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The properties of an operation that matter for facts: waits as (endpoint, position), accesses as (place,
-    conflicts).
+    """The properties of an operation that matter for facts: its waits as (endpoint, position), and its accesses as
+    (place, conflicts).
     """
 
     operation: Operation
@@ -72,7 +72,7 @@ class Resolved(NamedTuple):
 
 
 class Learning(dict[int, int]):
-    """Maps each set of eight agents that know a fact before a piece to the agents that know it after the piece.
+    """For eight agents: maps each subset that knows a fact before a piece to the agents that know it after the piece.
 
     ``each``: the result for each of the eight agents, as bits of one number.
     """
@@ -97,8 +97,8 @@ class Passage(NamedTuple):
     eight at a time, ``learn`` has the agents that know it after the piece.  ``sees``: for each operation, the agents
     before the piece whose knowledge it has.  ``meets``: for each place, the agents that the conflicting operations see;
     each of these operations must know of an access to the place before the piece.  ``replaced``: places that the piece
-    itself accesses, with the last operation on each; ``own``: these places with the agents that know of the access, and
-    the operations.  ``races``: two operations of the piece are not ordered.  ``renamed``: the number of each place
+    itself accesses, with the last operation on each; ``own``: these places, with the operations and the agents that
+    know of the access.  ``races``: two operations of the piece are not ordered.  ``renamed``: the number of each place
     after the piece.  ``known``: results of `after`.
     """
 
@@ -195,7 +195,7 @@ class _Facts:
                 need = required_count(self.endpoints[index], cursors[index])
                 for peer in self.endpoints[index].peers:
                     at = need - 1 - start[peer] + self.endpoints[peer].depth
-                    if at >= 0:  # flags that are older than the slots of a ring add no knowledge
+                    if at >= 0:  # a flag that is older than the slots of a ring adds no knowledge
                         waits.append((peer, at))
             regions = node.regions[position] if node.regions else ()
             accesses = tuple(self.places.accesses(op, cursors, start, regions))
@@ -254,8 +254,8 @@ class _Facts:
         nodes = self.automaton.nodes
         seen: list[dict[int, list[int]]] = [defaultdict(list) for _ in nodes]
         new: list[dict[Fact, Witness]] = [{} for _ in nodes]
-        # A heap of (sweep, node): nodes that come first in the program come first; nodes that lead back come in the
-        # next sweep, when all facts for them have been collected.
+        # A heap of (sweep, node): within a sweep, nodes are in program order; a node to which a loop leads back comes
+        # in the next sweep, when all facts for it have been collected.
         waiting = [(0, number) for number in range(len(nodes))]
         while waiting:
             turn = heappop(waiting)
@@ -270,7 +270,7 @@ class _Facts:
                     place, agents = fact
                     if hop == BLOCK and place >= self.places.regions.base:
                         continue  # regions of two blocks never overlap (ir.regions)
-                    # An access that fewer agents know replaces the accesses that more agents know, because it has more
+                    # An access that fewer agents know of replaces those that more agents know of, because it has more
                     # possible conflicts.
                     for fewer in (listed := known[place]):
                         if not fewer & ~agents:
@@ -370,7 +370,7 @@ class Use:
     where: Bytes | GlobalTile
     queue: int
     is_write: bool
-    owner: int = -1  #: a ring whose complete extent this place represents
+    owner: int = -1  #: the ring that this place represents completely
 
 
 @dataclass(slots=True)
@@ -391,7 +391,7 @@ class Places:
 
 
 class _Touched(NamedTuple):
-    """The accesses of an operation that others may conflict with.
+    """The accesses of an operation with which other accesses may conflict.
 
     ``slots``: the endpoint whose slot it is, the endpoint from which slots are counted, the ring's places, the use.
     ``others``: places in other memory with their conflicts.
@@ -410,8 +410,8 @@ class PlaceTable:
     """
 
     def __init__(self, automaton: Automaton, *, is_joined: bool = False) -> None:
-        # Not the automaton itself, which stores this object: objects that refer to one another are not freed with their
-        # last user.
+        # This is not the automaton itself, because the automaton stores this object: objects that refer to each other
+        # are not freed when their last user is.
         self.program, self.endpoints = automaton.program, automaton.endpoints
         self.bases, self.ranges = automaton.bases, automaton.ranges
         self.rings = [Places(ring.depth) for ring in self.program.rings]
@@ -442,7 +442,7 @@ class PlaceTable:
         return (*self.rings, *self.memories.values(), self.regions)
 
     def _rings_unasked(self, piece: Piece) -> Iterator[int]:
-        """Yield the rings of which one side passes on a slot that it did not wait for in this piece."""
+        """Yield the rings with a side that passes on a slot for which it did not wait in this piece."""
         asked: set[int] = set()
         for op in piece.operations:
             for index, first, last in op.uses:
@@ -492,7 +492,7 @@ class PlaceTable:
         queues: Mapping[str, set[int]],
         tiles: dict[tuple[str, Use], None],
     ) -> None:
-        """Give rings that share bytes with other rings or with tiles a use of all their bytes."""
+        """Add a use of all its bytes to each ring that shares bytes with other rings or with tiles."""
         extents = {r: (self.program.rings[r].space, ring_bytes(self.program.rings[r])) for r in used}
         for ring, (space, extent) in extents.items():
             others = [e for r, (s, e) in extents.items() if r != ring and s == space]
@@ -602,7 +602,7 @@ class PlaceTable:
 
 
 def _flag(setter: int) -> Bytes:
-    """Return the place of the flag of a slot that an endpoint sets: before the slot's bytes."""
+    """Return the place of the flag that an endpoint sets for a slot; it comes before the slot's bytes."""
     return Bytes(-1 - setter, 1, 1, 1)
 
 
@@ -635,7 +635,7 @@ def _find_conflicts(places: Places, meet: Callable[[Use, Use], bool]) -> None:
 def _join_uses(places: Places) -> None:
     """Combine uses by one queue that conflict with the same other uses.
 
-    A queue executes in order: an agent that knows that the later access has ended also knows this of the earlier one.
+    A queue executes in order: an agent that knows that a later access has ended also knows that an earlier one has.
     """
     joined: dict[tuple[int, tuple[int, ...]], int] = {}
     uses = zip(places.listed, places.conflicts, strict=True)

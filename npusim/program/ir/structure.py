@@ -1,9 +1,9 @@
 """The structure of a phase: the operations that all of its blocks have in common, whatever the lengths of their loops.
 
 Each shape of block is built once, with opaque coordinates (``ir.opaque``) in place of the differences between its
-blocks, and each loop's body once, with an opaque index.  Since a body can only use them to place its tiles of global
-memory, the result holds for all blocks and iterations.  Straight runs of operations may be condensed to short loops
-(`condensed`).
+blocks, and each loop's body once, with an opaque index.  Since a body can use these coordinates only for the places of
+its tiles in global memory, the result holds for all blocks and iterations.  Straight runs of operations may be
+condensed to short loops (`condensed`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Bytes:
 
 @record
 class RingAccess:
-    """Bytes of the slot at which an operation's side of a ring is."""
+    """The bytes of the slot that an operation's side of a ring has reached."""
 
     ring: int
     endpoint: int
@@ -112,7 +112,7 @@ class RegionAccess:
 
     @property
     def key(self) -> Hashable:
-        """The common key of regions with the same bytes, for any loop over the same indices."""
+        """A key that regions with the same bytes share, in any loop over the same indices."""
         r = self.region
         corner = [(constant_of(v), *((s.name, f) for s, f in terms_of(v).items())) for v in r.corner]
         return r.tensor.name, r.rows, r.cols, *corner
@@ -167,7 +167,7 @@ class LoopPart:
     def values(self, outer: Mapping[Symbol, object], ranges: dict[Symbol, tuple[int, int]]) -> dict[Symbol, object]:
         """Return the values of its body's symbols if the enclosing symbols have the values ``outer``.
 
-        ``ranges`` collects the ends of its index.
+        ``ranges`` collects the first and last values of its index.
         """
         if isinstance(self.indices, OpaqueRange):
             (first, _), (_, end) = hull_of(self.indices.start), hull_of(self.indices.end)
@@ -232,8 +232,13 @@ class Builder:
     def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
         self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
+        self._sides = [(end.ring_number, end.is_producer) for end in self.walker.endpoints]
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, Callable[[int], int]] = {}
+        #: Bytes and accesses by what they consist of: equal ones are one object, which needs no hash by its content.
+        self._placed: dict[Hashable, Bytes] = {}
+        self._slots: dict[Hashable, RingAccess] = {}
+        self._tiles: dict[Hashable, TileAccess] = {}
         self._tensors = dict(program.tensors)
         self._block: object = None
 
@@ -344,7 +349,7 @@ class Builder:
             raise
 
     def _unseen(self, items: Iterable[Item], symbols: Iterable[Symbol]) -> tuple[Part, ...]:
-        """Return parts whose bodies did not read ``symbols``: a refusal counts whether or not the body caught it."""
+        """Return parts whose bodies did not read ``symbols``; a refusal counts even if the body caught it."""
         parts = tuple(self._parts(items))
         for symbol in symbols:
             if symbol.refusal:
@@ -355,27 +360,33 @@ class Builder:
 
     def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
         try:
-            uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
+            uses = tuple([(e, first, last) for e, (first, last) in self.walker.handshakes(op).items()])
             queue = self.walker.queues[op.queue]
-            ends = (self.walker.endpoints[e] for e, _, _ in uses)
-            sides = {(e.ring_number, e.is_producer): e.index for e in ends}
-            slots: dict[RingAccess, None] = {}
-            tiles: dict[TileAccess, None] = {}
+            sides = {self._sides[e]: e for e, _, _ in uses}
+            slots: dict[int, RingAccess] = {}
+            tiles: dict[int, TileAccess] = {}
             regions: list[RegionAccess] = []
-            for tile in op.handshake:
-                self._ring_of(tile)
+            for view in op.handshake:
+                self._ring_of(view)
             touched: dict[tuple[int, bool], Any] = {}  # steps share operands
             for step in op.steps:
                 touched[id(step.dst), True] = step.dst
-                touched.update(((id(source), False), source) for source in step.srcs)
+                for source in step.srcs:
+                    touched[id(source), False] = source
                 if step.attributes.accumulate:
                     touched[id(step.dst), False] = step.dst
             for (_, is_write), operand in touched.items():
                 kind = type(operand)
                 if kind is RingTile:
-                    slots[self._slot(operand, sides, is_write)] = None
+                    slot = self._slot(operand, sides, is_write)
+                    slots[id(slot)] = slot
                 elif kind is Tile:
-                    tiles[TileAccess(operand.space, self._bytes(operand.offset_bytes, operand), is_write)] = None
+                    where = self._bytes(operand.offset_bytes, operand)
+                    key = operand.space, id(where), is_write
+                    tile = self._tiles.get(key)
+                    if tile is None:
+                        tile = self._tiles[key] = TileAccess(operand.space, where, is_write)
+                    tiles[id(tile)] = tile
                 elif kind is GlobalTile:
                     regions += self._region(operand, is_write)
         except KeyError:
@@ -387,7 +398,8 @@ class Builder:
             if isinstance(error, OpaqueError):
                 raise
             raise self._fault(op, iterator, str(error)) from None
-        return Operation(op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator))
+        accesses = tuple(slots.values()), tuple(tiles.values()), tuple(regions)
+        return Operation(op.label, queue, uses, *accesses, source_line(iterator))
 
     def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
         line = source_line(iterator)
@@ -409,9 +421,23 @@ class Builder:
                 f"accesses bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
                 f"{tile.ring.slot_bytes} bytes"
             )
-        return RingAccess(number, sides[number, tile.is_producer], where, is_write)
+        endpoint = sides[number, tile.is_producer]
+        key = endpoint, id(where), is_write
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = RingAccess(number, endpoint, where, is_write)
+        return slot
 
     def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
+        key = start, tile.rows, tile.cols, tile.stride, tile.fmt
+        if type(start) is type(tile.rows) is type(tile.cols) is type(tile.stride) is int:
+            where = self._placed.get(key)
+            if where is None:
+                where = self._placed[key] = self._checked_bytes(start, tile)
+            return where
+        return self._checked_bytes(start, tile)
+
+    def _checked_bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
         size = self._sizes.get(tile.fmt)
         if size is None:
             size = self._sizes[tile.fmt] = stored_format(tile.fmt).row_bytes
@@ -460,8 +486,8 @@ def _differing(tensor: GlobalTensor, known: GlobalTensor) -> str:
 
 def source_line(iterator: Iterator[Any]) -> str:
     """Return ``file:line`` of the yield at which the innermost generator has stopped."""
-    while isinstance(iterator, GeneratorType) and isinstance(iterator.gi_yieldfrom, GeneratorType):
-        iterator = iterator.gi_yieldfrom
+    while type(iterator) is GeneratorType and type(inner := iterator.gi_yieldfrom) is GeneratorType:
+        iterator = inner
     if isinstance(iterator, GeneratorType) and iterator.gi_frame:
         return f"{iterator.gi_code.co_filename}:{iterator.gi_frame.f_lineno}"
     return ""
@@ -469,24 +495,25 @@ def source_line(iterator: Iterator[Any]) -> str:
 
 # ---------------------------------------------------------------- straight runs as short loops
 
-#: Largest number of operations of a slice: loads with masks, the work, stores; pieces of a product have as many
-#: operations.
+#: Largest number of operations of a slice: loads with masks, the work, and stores; pieces of a product have the same
+#: number of operations.
 LONGEST = 12
-#: Number of repetitions from which on a loop is smaller than the operations it replaces: the automaton visits it twice.
+#: Smallest number of repetitions for which a loop is smaller than the operations that it replaces; the automaton visits
+#: a loop twice.
 FEWEST = 3
 
 
 def condensed(run: Sequence[Operation]) -> Iterator[Part]:
     """Yield operations as pieces and short loops of pieces: slices with equal operations.
 
-    The accesses of an operation are widened to all accesses of its queue to that slot, of that memory, while the queue
-    owns it: then slices of a tile are one repeated operation.  More bytes can only add races and never hide one. A
-    phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
+    The accesses of an operation are widened to all accesses that its queue makes to the same slot, or memory, while the
+    queue owns it: slices of a tile then become one repeated operation.  More bytes can only add races and never hide
+    one. A phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
     """
     wide = list(_widened(run))
-    numbers: dict[Operation, int] = {}
+    numbers: dict[Hashable, int] = {}
     # Regions of global memory are compared separately: operations that access them do not repeat.
-    ids = [-n if op.regions else numbers.setdefault(op, len(numbers)) for n, op in enumerate(wide, 1)]
+    ids = [-n if op.regions else numbers.setdefault(_alike(op), len(numbers)) for n, op in enumerate(wide, 1)]
     at = begun = 0
     while at < len(ids):
         period, times = _repeated(ids, at)
@@ -503,7 +530,7 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
 
 
 def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
-    """Return the period with the most repetitions from ``at`` on, and their number."""
+    """Return the period that repeats most often from ``at`` on, and its number of repetitions."""
     best = (1, 1)
     for period in range(1, min(LONGEST, (len(ids) - at) // FEWEST) + 1):
         end = at + period
@@ -515,7 +542,13 @@ def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
     return best
 
 
+def _alike(op: Operation) -> Hashable:
+    """Return the common key of equal operations, whose accesses are the same objects (`_widened`)."""
+    return op.label, op.queue, op.uses, tuple(map(id, op.slots)), tuple(map(id, op.tiles))
+
+
 def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield operations with accesses widened as in `condensed`; equal accesses are one object."""
     held: dict[object, list[Bytes]] = defaultdict(list)
     touched: dict[object, list[Bytes]] = defaultdict(list)
     turns: dict[int, int] = defaultdict(int)
@@ -532,11 +565,27 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
             turns[endpoint] += last
     hulls = {key: _hull(accesses) for key, accesses in held.items()}
     spans = {key: _joined(accesses) for key, accesses in touched.items()}
+    one: dict[RingAccess | TileAccess, Any] = {}
+    of_slots: dict[object, RingAccess] = {}
+    of_tiles: dict[object, TileAccess] = {}
     for op, slots, tiles in accessed:
-        wide = [RingAccess(s.ring, s.endpoint, hulls[key], s.is_write) for s, key in slots]
-        joined = [TileAccess(t.space, spans[key][t.where], t.is_write) for t, key in tiles]
-        touched_once = tuple(dict.fromkeys(wide)), tuple(dict.fromkeys(joined))
-        yield Operation(op.label, op.queue, op.uses, *touched_once, op.regions, op.source)
+        wide: dict[int, RingAccess] = {}
+        for s, key in slots:
+            slot = of_slots.get(key)
+            if slot is None:
+                slot = RingAccess(s.ring, s.endpoint, hulls[key], s.is_write)
+                slot = of_slots[key] = one.setdefault(slot, slot)
+            wide[id(slot)] = slot
+        joined: dict[int, TileAccess] = {}
+        for t, memory in tiles:
+            at = memory, id(t.where)
+            whole = of_tiles.get(at)
+            if whole is None:
+                whole = TileAccess(t.space, spans[memory][t.where], t.is_write)
+                whole = of_tiles[at] = one.setdefault(whole, whole)
+            joined[id(whole)] = whole
+        accesses = tuple(wide.values()), tuple(joined.values())
+        yield Operation(op.label, op.queue, op.uses, *accesses, op.regions, op.source)
 
 
 def _hull(runs: Sequence[Bytes]) -> Bytes:

@@ -212,6 +212,6 @@ def check_sanity(result: TimingResult) -> None:
     moved = result.link_bytes.get("hbm", result.compulsory_bytes)
     if moved < result.compulsory_bytes:
         raise ContradictionError(
-            f"{moved} bytes moved behind L2, but the inputs, and the outputs that do not stay in L2, have "
+            f"{moved} bytes crossed to memory beyond L2, but the inputs, and the outputs that do not stay in L2, have "
             f"{result.compulsory_bytes}"
         )
