@@ -1515,7 +1515,8 @@ class Arithmetic(Draft, ABC):
             return
         a = replace(a, held=None, is_even=False)
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
-            a = replace(a, pad=None)  # some columns beyond the tensor have the one value, and others have the number
+            # some columns beyond the tensor have one of the two values, and others have the number
+            a = replace(a, pad=None)
         if self._walk is None:
             self._fixed_mask(op, a, b, mask)
             return

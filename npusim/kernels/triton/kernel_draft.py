@@ -378,7 +378,8 @@ class Draft:
         #: The values from which each value is computed, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        self._literals = set[str]()  # values that a compiler knows, computed from constants of the kernel alone
+        # values that a compiler knows, because they are computed only from constants of the kernel
+        self._literals = set[str]()
         self._stores, self._store_masks = list[str](), list[str]()  # pointers and masks
         #: Comparisons with 0 that masks of stores contain, for lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()

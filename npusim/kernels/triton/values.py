@@ -414,7 +414,7 @@ def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
-#: For each relation the one that is true where it is false.
+#: For each relation, the relation that is true where the first one is false.
 OPPOSITE: Mapping[str, str] = MappingProxyType(
     {"slt": "sge", "sge": "slt", "sgt": "sle", "sle": "sgt", "eq": "ne", "ne": "eq"}
 )
