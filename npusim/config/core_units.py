@@ -263,8 +263,8 @@ class VectorEngine(_QueueSpec):
         return self
 
     def op(self, name: str) -> VectorOpSpec:
-        """Return the cost of a vector instruction; raise `SpecError` with the known instructions if there is none of
-        this name.
+        """Return the cost of a vector instruction; raise `SpecError` with the known instructions if the name is
+        unknown.
         """
         return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
@@ -335,7 +335,7 @@ class RegisterVectorEngine(_QueueSpec):
     ops: dict[str, RegisterOpSpec]
 
     def op(self, name: str) -> RegisterOpSpec:
-        """Return an instruction; raise `SpecError` with the known instructions if there is none of this name."""
+        """Return an instruction; raise `SpecError` with the known instructions if the name is unknown."""
         return entry(self.ops, name, f"unknown vector op {name!r}; allowed: ")
 
 
@@ -774,9 +774,7 @@ class LanePipe(RatedUnit):
     ops: dict[str, LaneOpSpec]
 
     def op(self, name: str) -> LaneOpSpec:
-        """Return the cost of an operation; raise `SpecError` with the known operations if there is none of this
-        name.
-        """
+        """Return the cost of an operation; raise `SpecError` with the known operations if the name is unknown."""
         return entry(self.ops, name, f"no operation {name!r} on this pipe; it has: ")
 
     def packed(self, name: str, fmt: str) -> int:

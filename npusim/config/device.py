@@ -538,11 +538,11 @@ class DeviceSpec(HardwareModel):
         return self
 
     def core(self, name: str) -> CoreSpec:
-        """Return a kind of core; raise `SpecError` with the device's kinds if there is none of this name."""
+        """Return a kind of core; raise `SpecError` with the device's kinds if the name is unknown."""
         return entry(self.cores, name, f"{self.name}: there is no core {name!r}; its cores: ")
 
     def engine(self, core: str, name: str) -> EngineSpec:
-        """Return an engine by core and pipe name; raise `SpecError` with the engines if there is none of this name."""
+        """Return an engine by core and pipe name; raise `SpecError` with the engines if the name is unknown."""
         return entry(
             self.core(core).engines, name, f"{self.name}: there is no engine {name!r} in {core}; its engines: "
         )
@@ -552,7 +552,7 @@ class DeviceSpec(HardwareModel):
         yield from ((name, engine) for name, core in self.cores.items() for engine in core.engines.values())
 
     def link(self, name: str) -> LinkSpec:
-        """Return a shared link; raise `SpecError` with the device's links if there is none of this name."""
+        """Return a shared link; raise `SpecError` with the device's links if the name is unknown."""
         return entry(self.links, name, f"{self.name}: there is no link {name!r}; its links: ")
 
     @property

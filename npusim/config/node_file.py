@@ -171,7 +171,7 @@ class LinearTimes(SpecModel):
 
 
 class DecodeTimes(SpecModel):
-    """Attention of single queries, by a kernel of which only the time is known."""
+    """Attention of single queries, by a kernel that is known only by its time."""
 
     start_s: Quantity
     bytes_per_s: Positive = Field(description="rate of reading keys and values")
@@ -274,7 +274,7 @@ class NodeSpec(HardwareModel):
         return next(iter(self.drivers))
 
     def driver(self, name: str) -> DriverSpec:
-        """Return a driver; raise `SpecError` with the node's drivers if there is none of this name."""
+        """Return a driver; raise `SpecError` with the node's drivers if the name is unknown."""
         return entry(self.drivers, name, f"{self.name}: there is no driver {name!r} here; allowed: ")
 
     @model_validator(mode="after")

@@ -117,7 +117,7 @@ class Machine:
         return frozenset()
 
     def by_tile(self, _tiling: Tiling, _precision: object) -> Mapping[str, object]:
-        """Return the fields that, in measured kernels of other authors, follow from the tile alone."""
+        """Return the fields that follow only from the tile in measured kernels of other authors."""
         return {}
 
     def ordered(self, phase: Phase, _tiling: Tiling) -> Phase:

@@ -142,8 +142,8 @@ class Frame:
         return (0, 1) if self.axes(n)[0] == ONE != self.row_axis else rows
 
     def is_of_operands(self, n: str) -> bool:
-        """Return whether a rows stage computes an operand of a product from operands of the tile alone, without rows of
-        the block.
+        """Return whether a stage of rows computes an operand of a product only from operands of the tile, without rows
+        of the block.
         """
         return self.places.get(n) == "up" and n in self.phase.factors
 
@@ -229,7 +229,9 @@ class Frame:
 
     @cached_property
     def masks_in_memory(self) -> dict[str, SeenMask]:
-        """Masks that are matrices in memory, of which blocks read parts; comparisons of indices compute the others."""
+        """Masks that are matrices in memory, so that blocks read parts of them; comparisons of indices compute the
+        other masks.
+        """
         masks = self.phase.masks.items()
         return {n: mask for n, mask in masks if isinstance(mask, SeenMask) and mask.is_loaded}
 
@@ -269,7 +271,7 @@ class Frame:
         if isinstance(bound, Ends):
             at, size = self.span(block, bound.axis, tile)
             top = at + size - 1
-        # one matrix for each tile, of which a ragged tile has the first rows and columns
+        # one matrix for each tile; a ragged tile has its first rows and columns
         if stack or n in self.phase.still:
             top, left = (0 if a in self.phase.walks else at for a, at in zip_longest(axes, (top, left)))
         lies_along = len(axes) == 1 and tensor.rows == 1 < tensor.cols  # a vector of rows in a tensor of one row

@@ -150,7 +150,7 @@ class GpuKernel(PublishedKernel):
     has_cut_pages
         Whether calls with pages have the tile for split keys even if their keys are not split.
     has_unseen_parts
-        Whether a part of which no query of a block sees a key is a block too.
+        Whether a part is also a block if no query of the block sees a key of it.
     merge_rows
         Rows of a block of the merge; 0: the default.
     packs

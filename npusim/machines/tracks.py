@@ -39,7 +39,7 @@ def profiled_times(quantity: str) -> tuple[str, ...]:
     return tuple(f"{core.rstrip('0123456789')}_{word}_time(us)" for word in words)
 
 
-#: Kinds of core of which a core group has several, numbered from 0.
+#: Kinds of core that occur several times in a core group, numbered from 0.
 _NUMBERED = frozenset({"aiv"})
 
 

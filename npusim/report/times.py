@@ -110,7 +110,7 @@ def lost_words(record: RunRecord, timing: TimingRecord) -> Iterator[str]:
 
 
 def sure_words(timing: TimingRecord) -> str:
-    """Return the rounded latency, and the distance of such times from measured ones."""
+    """Return the rounded latency, and the distance of such times from measured times."""
     number, unit = _duration(timing.latency_us).split()
     time, known = f"{float(number.replace(',', '')):,.3g} {unit}", timing.validated
     return time if known is None else known.after(time)

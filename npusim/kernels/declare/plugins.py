@@ -1,6 +1,6 @@
 """Schedules from outside the package: ``my_file.py:name``, ``module:name``, and entry points.
 
-A file imports from `npusim.kernel` alone.  Its errors name its file and line.
+A file imports only from `npusim.kernel`.  Its errors name its file and line.
 """
 
 from __future__ import annotations

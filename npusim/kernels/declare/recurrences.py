@@ -311,7 +311,7 @@ def chunked(
     return [before, outputs.phase("outputs", of.blocks(), of.spans(), [t["o"]], values=known, **read, **more)]
 
 
-#: Default sizes of a problem: a layer of 2048 channels, as flash-linear-attention's models have it.
+#: Default sizes of a problem: a layer of 2048 channels, as in flash-linear-attention's models.
 STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tokens": 2048, "key": 128, "value": 128})
 
 

@@ -234,8 +234,8 @@ def kernel(
     default states start as written, and such a row is NaN, the result of -Inf - -Inf.
 
     ``walks``: axes along which one loop advances together, such as ``"row token"``: the queries and the keys of one
-    chunk.  By default a loop runs along one axis.  ``still``: operands of which every tile, or block, reads the first
-    rows or columns along such an axis, for example the decay within a chunk.
+    chunk.  By default a loop runs along one axis.  ``still``: operands whose first rows or columns along such an axis
+    are read by every tile or block, for example the decay within a chunk.
     """
     return lambda function: Kernel(function, results, axes, finite_starts=finite_starts, walks=walks, still=still)
 

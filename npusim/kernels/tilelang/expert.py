@@ -145,7 +145,7 @@ class Decisions:
 class GroupWalk:
     """The instructions of a core group in the order in which each core issues them, and the assumptions.
 
-    ``cut``: for each loop of which only the first iterations were walked, their number.
+    ``cut``: for each loop in which only the first iterations were walked, the number of these iterations.
     """
 
     group: int

@@ -1,4 +1,4 @@
-"""Tiles of which a statement writes only the first elements.
+"""Tiles in which a statement writes only the first elements.
 
 The writer computes an assignment to the first elements of a tile for the number of elements that its sources have.  The
 other elements then do not have the program's values, so that a later read of them is refused.
@@ -31,7 +31,7 @@ from npusim.kernels.triton.ttir_text import Line
 
 
 def refuse_reads_of_the_rest(body: Iterable[Statement]) -> None:
-    """Raise `ProgramError` if a tile of which only the first elements were written is read beyond these."""
+    """Raise `ProgramError` if a tile is read beyond its first elements although only these were written."""
     _FirstElements().follow(body)
 
 

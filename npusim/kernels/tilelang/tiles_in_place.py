@@ -1,4 +1,4 @@
-"""Statements in which tiles replace a buffer of which they are parts or slots."""
+"""Statements in which a buffer is replaced by the tiles that are its parts or slots."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def in_text_order(
     """Return statements without warp groups and barriers.
 
     ``counts``: the arrivals of each barrier's phases, by name; ``threads``: the threads of a block; ``registers``:
-    tiles of which each group has a separate copy.  Raises `ProgramError` with a line for accesses or waits that the
+    tiles that each group has as a separate copy.  Raises `ProgramError` with a line for accesses or waits that the
     barriers do not order.
     """
     _Order(counts, threads, registers).follow(body, {})

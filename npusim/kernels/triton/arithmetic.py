@@ -1,4 +1,4 @@
-"""Operations on values of a kernel: integers and masks are evaluated, floats written."""
+"""Operations on values of a kernel: integers and masks are evaluated, and floats are written as statements."""
 
 from __future__ import annotations
 
@@ -105,11 +105,11 @@ PRECISIONS: Mapping[str, str] = MappingProxyType(
         ),
     }
 )
-#: How masks are joined.
+#: Operations that combine masks.
 _JOINED = MappingProxyType({"andi": "&", "ori": "|", "xori": "^"})
-#: Format of masks of compared values, as TTIR has it.
+#: Format of masks of compared values, by TTIR's name.
 MASK = "i1"
-#: An exponent whose powers are beyond float32 for 2 and for e, and none of float64.
+#: An exponent for which powers of 2 and of e are beyond float32, but not beyond float64.
 _MOST_EXPONENT = 700.0
 
 
@@ -126,7 +126,7 @@ def _inverse_root(x: float) -> float:
 
 
 def rounded_away(x: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return whole numbers nearest to values, halves away from zero."""
+    """Return the whole numbers nearest to values; halves are rounded away from zero."""
     return np.asarray(np.copysign(np.floor(np.abs(x) + 0.5), x))
 
 
@@ -135,7 +135,7 @@ def _power(x: float, base: float) -> float:
     return float(np.power(base, x)) if x < _MOST_EXPONENT else math.inf
 
 
-#: How functions are written where `Choices` has no form of them, and what they make of a number.
+#: The text of each function for which `Choices` has no form, and the same function of a number.
 UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
     {
         "math.exp2": ("exp({}, 'exp2.correct')", partial(_power, base=2.0)),
@@ -152,8 +152,9 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
-#: Functions that round to whole numbers: how the whole number nearest to a value, ``r``, becomes theirs of ``x``; and
-#: the same of a number.  Below 2^23 the sum with 2^23 is rounded to a whole number, ties to even.
+#: Functions that round to whole numbers: the text of the result for ``x``, from ``r``, the whole number nearest to
+#: ``x``; and the same function of a number.  For ``x`` below 2^23, the sum with 2^23 is rounded to a whole number, with
+#: ties to even.
 TO_WHOLE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         "math.ceil": ("where(compare({r}, {x}, 'olt'), {r} + 1.0, {r})", np.ceil),
@@ -172,11 +173,11 @@ TO_WHOLE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     }
 )
 _WHOLE_FROM = 2.0**23
-#: Minima by the maxima of the opposite values.
+#: Minima, each with the maximum of the opposite values that replaces it.
 _MINIMA: Mapping[str, str] = MappingProxyType({"arith.minnumf": "arith.maxnumf", "arith.minimumf": "arith.maximumf"})
-#: Functions of a number's sign, which round nothing.
+#: Functions of the sign of a number. They do not round.
 _OF_SIGN = ("math.absf", "arith.negf")
-#: The same of libdevice, by symbol; of two operands none.
+#: The same for functions of libdevice, by symbol; none of them has two operands.
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
@@ -196,29 +197,31 @@ LIBDEVICE: Mapping[str, str] = MappingProxyType(
         "__nv_nearbyintf": "math.roundeven",
     }
 )
-#: Functions that are an instruction of a GPU's special function unit of which no measured bits are there.
+#: Functions that are an instruction of a GPU's special function unit whose bits have not been measured.
 _LOG2_UNIT = ("__nv_fast_logf", "__nv_fast_log2f")
-#: Brackets of one expression: Python reads about 200 that are nested.
+#: Largest number of brackets of one expression: Python reads about 200 nested brackets.
 MOST_STEPS = 100
-#: How a refused reduction down the rows of a block begins.
+#: Beginning of the message that refuses a reduction down the rows of a block.
 DOWN_ROWS = "a reduction along axis 0 is not supported here"
-#: A number that hides a score where it is added: so low that the weight is 0.
+#: A number that hides a score when it is added to the score: it is so low that the weight is 0.
 LOW = -1e4
-#: Numbers of a row may be any: what two of the first operand, and two of the second one, give alike is known.
-#: They are beyond any number that a maximum or minimum has beside them, on both sides.
+#: Stand-ins for unknown numbers of a row: a result is known if two numbers for the first operand and two for the second
+#: one all give it.  On both sides they are beyond any other number of a maximum or minimum.
 _STAND_INS = ((0.7e30, -3.1e30), (1.9e30, -0.4e30))
-#: Operands that leave the other one of an operation as it is.
+#: Operands that leave the other operand of an operation as it is.
 _UNITS: Mapping[str, float] = MappingProxyType(
     {"+": 0.0, "-": 0.0, "*": 1.0, "/": 1.0, "maximum": -math.inf, "minimum": math.inf}
 )
 
 
 class Arithmetic(Draft, ABC):
-    """Operations that access no memory: integers, masks and axes; floats elementwise, reductions, products."""
+    """Operations that access no memory: operations on integers, masks and axes, elementwise operations on floats,
+    reductions and products.
+    """
 
     @abstractmethod
     def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
-        """Return a mask by a table as one that is loaded."""
+        """Return a mask by a table as a mask that is loaded."""
 
     def _arith_constant(self, op: Op) -> None:
         value, shape, fmt = number_of(op)
@@ -253,7 +256,7 @@ class Arithmetic(Draft, ABC):
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
     def _tt_ptr_to_int(self, op: Op, pointer: Known) -> None:
-        """Read an address that is compared with 0 alone: of a tensor that is there it is another one."""
+        """Read an address that is only compared with 0: the address of an existing tensor is never 0."""
         readers = self._uses.get(op.results[0], [])
         others = [n for o in readers for n in o.operands if n != op.results[0]]
         is_asked = all(o.name == "arith.cmpi" and o.text.split()[1].rstrip(",") in ("eq", "ne") for o in readers)
@@ -293,7 +296,7 @@ class Arithmetic(Draft, ABC):
         return x
 
     def _as_integers(self, x: Known) -> Known:
-        """Return a condition to which each block answers alike as 0 and 1, anything else as it is."""
+        """Return a condition that has one value for each block as 0 and 1; return any other value as it is."""
         if not isinstance(x, Condition):
             return x
         every, none = answers(x)
@@ -304,7 +307,8 @@ class Arithmetic(Draft, ABC):
 
     def _integer(self, op: Op, a: Known, b: Known) -> None:
         name = op.name.partition(".")[2]
-        name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name  # of bits they are the same
+        # for single bits these operations are the same
+        name = "andi" if name == "muli" and shape_of(op.type)[1] == MASK else name
         if any(isinstance(x, Elements) for x in (a, b)):
             self._set(op, computed_elements(op, a, b))
             return
@@ -338,7 +342,9 @@ class Arithmetic(Draft, ABC):
         return made if wraps is None else self._said_to_wrap(op, made, wraps)
 
     def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
-        """Return an operation of two integers: linear along a block's axes, a list along one axis, or all elements."""
+        """Return the result of an operation of two integers: linear along a block's axes, a list along one axis, or all
+        elements.
+        """
 
         def linear() -> Affine | Listed:
             try:
@@ -351,7 +357,8 @@ class Arithmetic(Draft, ABC):
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
     def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | Condition | None:
-        """Return two masks joined by their table; None where they are not of one table, or one is of values.
+        """Return two masks joined by their table; None if they do not have the same table, or one is a mask
+        of values.
 
         A mask that keeps a block's first rows is a comparison where it is joined with one of rows and columns.
         """
@@ -373,7 +380,7 @@ class Arithmetic(Draft, ABC):
         return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
-        """Return two masks joined, of which one at least is of compared values, or by a table."""
+        """Return two masks joined; at least one of them is a mask of compared values, or a mask by a table."""
         if (made := self._of_tables(op, name, a, b)) is not None:
             return made
         a, b = (self._of_table(op, x) if isinstance(x, ListedMask) else x for x in (a, b))
@@ -440,7 +447,7 @@ class Arithmetic(Draft, ABC):
             self.stored_lanes |= {_lanes_of(r, d) for r, d in made.of if not np.ptp(d.base)}
 
     def _as_loaded(self, op: Op, *values: Affine | Listed) -> list[Affine | Listed]:
-        """Return integers with 0 in place of those that the mask of their load hides without a number."""
+        """Return integers with 0 in place of those that the mask of their load hides without giving another number."""
         made = list[Affine | Listed]()
         for x in values:
             is_open = isinstance(x, Listed) and x.beyond is None and any(n is not None for n in x.at.limits())
@@ -450,7 +457,7 @@ class Arithmetic(Draft, ABC):
         return made
 
     def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
-        """Raise `ProgramError` for a division by 0, or a shift by the bits of a type or more, that a program does."""
+        """Raise `ProgramError` if a program divides by 0, or shifts by at least the number of bits of the type."""
         _, _, name = op.name.partition(".")
         if name not in (*DIVISIONS, *SHIFTS):
             return
@@ -467,7 +474,7 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{op.name}: {self.program(number)}: {does}, and the result is undefined")
 
     def _said_to_wrap(self, op: Op, x: Affine, wraps: Any) -> Affine:
-        """Return integers with the place at which one is beyond its type, where a program reads it."""
+        """Return integers; if one that a program reads exceeds its type, note the place at which it does."""
         wraps = np.broadcast_to(wraps & self.is_read(wraps.shape[1]), (len(self.ids), x.base.shape[1]))
         if not np.any(wraps):
             return x
@@ -476,7 +483,9 @@ class Arithmetic(Draft, ABC):
         return replace(x, overflow=f"{why} and wraps")
 
     def _resized(self, op: Op, x: Known) -> None:
-        """Read an integer in a type of other bits; a condition is 0 or 1, with a sign 0 or -1."""
+        """Read an integer in a type with another number of bits; a condition is 0 or 1, in a type with a sign 0
+        or -1.
+        """
         bits, is_signed, x = bits_of(op.type), op.name == "arith.extsi", self._as_integers(x)
         if isinstance(x, Affine) and not x.of:
             self._set(op, resized(op, x, bits, is_signed=is_signed))
@@ -501,8 +510,8 @@ class Arithmetic(Draft, ABC):
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
-        """Read the bits of a value as another type's: bool as integers of 8 bits, as Triton stores it, is read, and FP8
-        as the bytes that are stored.
+        """Read the bits of a value as another type: bool is read as integers of 8 bits, as Triton stores it, and FP8 as
+        the bytes that are stored.
         """
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
         is_stored = all(o.name == "tt.store" for o in self._uses.get(op.results[0], []))
@@ -515,7 +524,9 @@ class Arithmetic(Draft, ABC):
     # ---------------------------------------------------------------- floats
 
     def _bind(self, op: Op, x: Floats, called: str = "") -> None:
-        """Bind a value to a name, ``called`` or the user's; one step of an expression of theirs stays part of it."""
+        """Bind a value to a name: ``called`` or the user's. A single step of one of the user's expressions remains part
+        of that expression.
+        """
         readers, fused = self._uses.get(op.results[0], []), self._fused(op) if x.factors else []
         is_step = len(readers) == 1 and bool(readers[0].results) and readers[0].name not in ("scf.for", "tt.dot")
         is_step = is_step and plain_name(readers[0].results[0]) == plain_name(op.results[0]) and op.name != "tt.reduce"
@@ -551,9 +562,11 @@ class Arithmetic(Draft, ABC):
         self._bind(op, replace(made, held=held, is_seen=is_seen, is_even=is_even))
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
-        """Return whether compiled code multiplies by an inverse in a division, and additions alone take the product in.
+        """Return whether compiled code multiplies by an inverse in place of a division, and only additions contract the
+        product.
 
-        ptxas makes a division of a product, which it contracts like others, but not one that something else reads.
+        ptxas makes a product of such a division. It contracts this product like others, but not if another operation
+        also reads it.
         """
         form, fused = self.choices.form(op.name, shape_of(op.type)[1], ""), self._fused(op)
         lines = {f"{PurePath(x.line.file).name}:{x.line.number}" for x in self._readers(op)}
@@ -561,22 +574,23 @@ class Arithmetic(Draft, ABC):
         return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.of_code("further")))
 
     def _constant_inverse(self, op: Op, divisor: Known) -> float:
-        """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant; else 0.
+        """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant; 0 if it
+        divides.
 
-        A divisor that is known at a launch alone, or whose inverse needs a scale, is divided by.
+        It divides if the divisor is known only at the launch, or if the inverse needs a scale.
         """
         if not isinstance(divisor, Number) or not divisor.is_known or op.operands[1] not in self._literals:
             return 0.0
         return folded_inverse(divisor.value)
 
     def _inverse(self, op: Op, divisor: Known) -> str:
-        """Return the inverse of a divisor that has a name or is a number."""
+        """Return the inverse of a divisor; the divisor has a name or is a number."""
         if isinstance(divisor, Number):
             return literal(self._constant_inverse(op, divisor) or float(div_full(1.0, divisor.value)))
         return self.choices.form(op.name, shape_of(op.type)[1], "").format("1.0", self.text(divisor))
 
     def _math_fma(self, op: Op, a: Known, b: Known, c: Known) -> None:
-        """Write a product and a sum that are rounded once."""
+        """Write a product and a sum that are rounded once together."""
         blocks = [x for x in (a, b, c) if isinstance(x, Floats)]
         if not blocks or not all(isinstance(x, Floats | Number) for x in (a, b, c)):
             raise op.fail("tl.fma supports blocks of floats and numbers only")
@@ -593,7 +607,7 @@ class Arithmetic(Draft, ABC):
         ends = (f"maximum{nan}", low), (f"minimum{nan}", high)
         is_even = isinstance(low, Number) and isinstance(high, Number) and low.value == -high.value
         if is_even and self.choices.clamps_by_magnitude and x.fmt == "f32":
-            ends = ends[::-1]  # min.xorsign.abs, the smaller magnitude: of NaN the upper end
+            ends = ends[::-1]  # min.xorsign.abs, the smaller magnitude: for NaN it is the upper end
         text = self.text(x)
         for how, end in ends:
             text = _written(how, text, self.text(end))
@@ -601,7 +615,7 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text, axes, x.fmt))
 
     def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
-        """Write a comparison, a mask; of two numbers it is known."""
+        """Write a comparison, which gives a mask; a comparison of two numbers is known."""
         relation = op.text.split()[1].rstrip(",")
         if relation in ("true", "false"):
             self._set(op, constant(relation == "true", shape_of(op.type)[0]))
@@ -641,7 +655,9 @@ class Arithmetic(Draft, ABC):
             )
 
     def _fused(self, op: Op) -> list[bool]:
-        """Return for each reader of a product whether it is an addition that contracts it; empty without fusion."""
+        """Return, for each reader of a product, whether it is an addition that contracts the product; empty without
+        fusion.
+        """
         fuses = [
             reader.name in ("arith.addf", "arith.subf")
             or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
@@ -654,7 +670,8 @@ class Arithmetic(Draft, ABC):
         found, waiting = list[Op](), list(self._uses.get(op.results[0], []))
         while waiting:
             reader = waiting.pop()
-            is_same = reader.name == "tt.reduce" and _reduced_length(reader) == 1  # no rounding: nothing is added
+            # nothing is added, so that nothing is rounded
+            is_same = reader.name == "tt.reduce" and _reduced_length(reader) == 1
             if is_same or reader.name in ("tt.expand_dims", "tt.broadcast", "tt.splat"):
                 waiting += self._uses.get(reader.results[0], [])
             else:
@@ -662,8 +679,8 @@ class Arithmetic(Draft, ABC):
         return found
 
     def _combined(self, op: Op, how: str, a: Known, b: Known) -> str:
-        """Return the text of an operation; an addition takes in the product that the compiled code's does, else the
-        first.
+        """Return the text of an operation; an addition contracts the product that the addition of the compiled code
+        contracts, by default the first.
         """
         ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.of_code("addends").get(op.place)
         # Of two equal products, one in compiled code, the first is taken in: its place may be that of either.
@@ -703,12 +720,12 @@ class Arithmetic(Draft, ABC):
     _arith_truncf = _arith_extf = _tt_fp_to_fp = _cast
 
     def _function(self, op: Op, x: Known, name: str, symbol: str = "") -> None:
-        """Read a function of `UNARY`; ``symbol``: a library's, whose form may be another."""
+        """Read a function of `UNARY`; ``symbol``: the function's name in a library, which may have another form."""
         text, of_pad = UNARY[name]
         if isinstance(x, Number) and x.is_known and op.name in _OF_SIGN:
             self._set(op, replace(x, value=(value := of_pad(x.value)), text=literal(value)))
             return
-        if isinstance(x, Number) and x.is_known:  # one element that the device computes
+        if isinstance(x, Number) and x.is_known:  # a single element that the device computes
             fmt = shape_of(op.type)[1]
             x = Floats(f"filled('@', {x.text}, {self.choices.fmt(fmt)!r})", (None,) * len(x.shape), fmt)
         if not isinstance(x, Floats):
@@ -741,7 +758,7 @@ class Arithmetic(Draft, ABC):
     _math_floor = _math_roundeven = _math_round = _math_ceil
 
     def _to_whole(self, op: Op, x: Known, name: str) -> None:
-        """Write a value as the whole number near to it that a function gives: by sums and comparisons."""
+        """Write a function that rounds a value to a whole number, by sums and comparisons."""
         text, function = TO_WHOLE[name]
         if isinstance(x, Number) and x.is_known:
             self._set(op, replace(x, value=(value := float(function(x.value))), text=literal(value)))
@@ -856,11 +873,15 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(text, (*x.axes[:at], *x.axes[at + 1 :]), x.fmt, beside))
 
     def _is_of_rows(self, x: Floats) -> bool:
-        """Return whether a vector has an element for each row of a block: a reduction along the block leaves it."""
+        """Return whether a vector has an element for each row of a block, as the result of a reduction along the block
+        has.
+        """
         return len(x.axes) == 1 and self.root(x.axes[0]) in map(self.root, self.left)
 
     def _note_halves(self, op: Op, order: str) -> None:
-        """Note a sum of products in one warp, one element a lane, that a block reads: its halves have other sums."""
+        """Note a sum of products in one warp, with one element per lane, that a block reads: the two halves of the warp
+        have different sums.
+        """
         lanes, seen, waiting = re.fullmatch(r"(?:lanes|trees)_1x(\d+)x1", order), set[str](), [op.results[0]]
         while waiting and lanes:
             readers = [o for o in self._uses.get(waiting.pop(), []) if o.results and o.results[0] not in seen]
@@ -877,7 +898,7 @@ class Arithmetic(Draft, ABC):
                 return
 
     def _of_one_number(self, op: Op, x: Number, *, is_sum: bool, is_extremum: bool) -> None:
-        """Read an extremum of one number in all lanes, or a sum of zeros, as the number."""
+        """Read an extremum of lanes that all have one number as this number, and a sum of zeros as zero."""
         at = op.number("axis")
         if not (is_extremum or (is_sum and x.is_known and x.value == 0)):
             raise op.fail(
@@ -887,7 +908,7 @@ class Arithmetic(Draft, ABC):
         self._set(op, replace(x, shape=(*x.shape[:at], *x.shape[at + 1 :])))
 
     def _least(self, op: Op, x: Floats) -> None:
-        """Write a minimum as the maximum of the opposite values, and its opposite."""
+        """Write a minimum as the opposite of the maximum of the opposite values."""
         pad = None if x.pad is None else -x.pad
         opposite = self._named(op, replace(x, text=f"({self.text(x)} * -1.0)", pad=pad, factors=None, is_low=False))
         self._check_hidden(op, opposite, "min", -math.inf)
@@ -898,9 +919,10 @@ class Arithmetic(Draft, ABC):
         self._bind(op, replace(made, text=f"({self.text(made)} * -1.0)"))
 
     def _check_hidden(self, op: Op, x: Floats, kind: str, neutral: float) -> None:
-        """Refuse a sum or maximum with elements that a mask hides whose values are not known, or change the result.
+        """Refuse a sum or maximum over elements that a mask hides, if their values are not known or change the result.
 
-        ``neutral``: the value that changes nothing; of a ``min`` both are of the opposite values, whose maximum it is.
+        ``neutral``: the value that changes nothing; for a ``min``, which is a maximum of opposite values, both values
+        are opposites too.
         """
         axis, sign = x.axes[op.number("axis")], -1 if kind == "min" else 1
         if x.is_seen:
@@ -917,7 +939,7 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{why}; write tl.where(mask, x, {other}) before it, or other={other} in the tl.load")
 
     def _check_uncut(self) -> None:
-        """Refuse the sums, maxima and products along axes that a mask was found to cut behind them."""
+        """Refuse sums, maxima and products along axes that a later mask was found to cut."""
         for op, x, kind, neutral in self.hidden.uncut:
             axis = x.axes[1 if op.name == "tt.dot" else op.number("axis")]
             if self._is_cut(axis) and x.pad != neutral and not (x.is_low and kind != "sum"):
@@ -928,7 +950,7 @@ class Arithmetic(Draft, ABC):
                 raise op.fail(f"{why}; mask this block too, with other={-neutral if kind == 'min' else neutral}")
 
     def _note_zeros(self, names: Sequence[str]) -> None:
-        """Note loads under a mask without ``other`` that some values along a cut axis are computed from."""
+        """Note loads under a mask without ``other`` from which values along a cut axis are computed."""
         sources = {n for name in names for n in self._made_of(name)}
         for load in self._made:
             if load.name == "tt.load" and len(load.operands) == 2 and sources.intersection(load.results):
@@ -937,7 +959,9 @@ class Arithmetic(Draft, ABC):
                     self.notes.append(note)
 
     def _hidden_maximum(self, x: Floats, axis: str | None) -> float | None:
-        """Return the value of elements that a mask hides in every program where a maximum may be theirs; else None."""
+        """Return the value of elements that a mask hides in every program, if a maximum may be this value; otherwise
+        None.
+        """
         is_below = x.is_low or x.pad == -math.inf or (x.pad is not None and math.isnan(x.pad))
         return None if is_below or not self._is_always_cut(axis) else x.pad
 
@@ -952,13 +976,13 @@ class Arithmetic(Draft, ABC):
         )
 
     def _note_reduced(self, op: Op, axes: Sequence[str | None]) -> None:
-        """Note a reduction or scan along the last axis of a block, and one of a vector."""
+        """Note a reduction or scan along the last axis of a block, or of a vector."""
         self.reduced.append((axes[-1], op.line))
         if len(axes) == 1:
             self.reduced_vectors.append((axes[-1], op.line))
 
     def _leave_rows(self, op: Op, axis: str | None, rows: Sequence[str | None]) -> None:
-        """Note the rows that a sum or maximum leaves, and refuse one along rows that another one leaves."""
+        """Note the rows that a sum or maximum leaves; refuse a sum or maximum along rows that another one leaves."""
         self.left |= {a for a in rows if a is not None}
         if {*map(self.root, self.left)} & {*map(self.root, (axis, *(a for a, _ in self.reduced)))}:
             raise op.fail(
@@ -972,11 +996,11 @@ class Arithmetic(Draft, ABC):
         return bool(added and body and body.place.split(" at ")[0] == added.split(" at ")[0])
 
     def _tt_scan(self, op: Op, x: Known, *others: Known) -> None:
-        """Read cumulative sums along the last axis; elements that a mask hides stand behind those that it leaves."""
+        """Read cumulative sums along the last axis; elements that a mask hides come after those that it leaves."""
         inner = [o.name for o in op.body]
         is_sum = inner[:1] == ["arith.addf"] and len(inner) == 2
         if is_sum and not others and isinstance(x, Floats) and shape_of(op.type)[0][op.number("axis")] == 1:
-            self._set(op, x)  # of one element it is the element
+            self._set(op, x)  # the sum of one element is the element
             return
         is_reversed = "reverse = true" in op.text
         order = self._order_of(op)
@@ -1001,7 +1025,7 @@ class Arithmetic(Draft, ABC):
         self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
 
     def _by_function(self, op: Op, blocks: Sequence[Known], word: str) -> None:
-        """Read a reduction or scan along the last axis by a function of the kernel's own; see `own_combines`."""
+        """Read a reduction or scan along the last axis by a function that the kernel defines (`own_combines`)."""
         shape, floats = shape_of(op.text.rpartition("}) : (")[2])[0], [x for x in blocks if isinstance(x, Floats)]
         rank, is_scan = len(shape), word == "scanned"
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
@@ -1081,10 +1105,11 @@ class Arithmetic(Draft, ABC):
         return order
 
     def _note_other_lanes(self, op: Op, body: str, count: int, order: str) -> None:
-        """Note a reduction in one warp of which other lanes than the first one have other bits, because its function
-        has its operands in the other order there; refuse it where it is no function of two elements in any order.
+        """Note a reduction in one warp whose bits differ between the first lane and other lanes, because its function
+        has its operands in the other order there; refuse it if the function does not accept its two elements in any
+        order.
 
-        Of one row whose result only the first lane stores there is nothing to say.
+        If only the first lane stores the result of a single row, there is nothing to note.
         """
         lanes = re.fullmatch(r"(?:lanes|trees)_\d+x(\d+)x1|mma_lanes", order)
         spread = any(o.name in ("tt.splat", "tt.broadcast") for r in op.results for o in self._later(r))
@@ -1104,7 +1129,7 @@ class Arithmetic(Draft, ABC):
         )
 
     def _later(self, name: str) -> list[Op]:
-        """Return the operations that a value leads to."""
+        """Return all operations that depend on a value."""
         found, waiting = list[Op](), [name]
         while waiting:
             new = [o for o in self._uses.get(waiting.pop(), []) if o not in found]
@@ -1180,9 +1205,10 @@ class Arithmetic(Draft, ABC):
         return self.root(axis) in map(self.root, self.hidden.unlike_rows)
 
     def _check_factors(self, op: Op, a: Floats, b: Floats) -> None:
-        """Refuse a product along an axis that a mask cuts where no factor is 0 there, or one is and the other infinite.
+        """Refuse a product along an axis that a mask cuts, if no factor is 0 there, or one factor is 0 and the other
+        infinite.
 
-        Along its rows (before a transposition) a factor is 0 where that is known of rows.
+        Along its rows (before a transposition) a factor counts as 0 only if this is known of rows.
         """
         along, pads = a.axes[1], list[float | None]()
         for x, is_rows in ((a, a.is_transposed), (b, not b.is_transposed)):
@@ -1199,7 +1225,9 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{why}; write other=0.0 in the tl.load of one of its factors")
 
     def _check_precision(self, op: Op, fmt: str) -> None:
-        """Note how compiled code multiplies float32; refuse a product in other instructions, or in two ways."""
+        """Note how compiled code multiplies float32; refuse products in other instructions, and two products that
+        differ in this.
+        """
         if fmt != "f32" or self.choices.is_exact:
             return
         stated = re.search(r"inputPrecision = (\w+)", op.text)
@@ -1214,7 +1242,7 @@ class Arithmetic(Draft, ABC):
         self.notes.append(f"{op.line}: {PRECISIONS[how]}")
 
     def _widened(self, op: Op, x: Floats) -> Floats:
-        """Return a factor of FP8 as one of float16 where the matrix unit multiplies no FP8."""
+        """Return a factor of FP8 as a factor of float16, if the matrix unit does not multiply FP8."""
         if not self.choices.is_widened(x.fmt):
             return x
         why = "the matrix unit does not multiply FP8: the factors are converted to float16 without rounding"
@@ -1225,7 +1253,7 @@ class Arithmetic(Draft, ABC):
         return replace(x, text=name, fmt="f16", narrow=None)
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        # Compiled code contracts no product that a choice stands behind, even one that chooses alike everywhere.
+        # Compiled code contracts no product whose reader is a choice, even if the choice is the same everywhere.
         a, b = (replace(x, factors=None, place="") if isinstance(x, Floats) else x for x in (a, b))
         is_computed = isinstance(mask, ListedMask) and not mask.at.of and isinstance(a, Floats | Number)
         if isinstance(mask, Elements) or Elements in (type(a), type(b)) or is_computed:
@@ -1248,7 +1276,7 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
-            mask, a, b = ~mask, b, a  # the number is where the mask does not hold
+            mask, a, b = ~mask, b, a  # the number is used where the mask is false
         if isinstance(a, Affine) and isinstance(b, Affine) and a.of != b.of and not np.any(~every & ~none):
             why = "tl.where chooses pointers to different tensors in different iterations, which is not supported"
             raise self.unlike(op, f"{why}; use a loop for each tensor", every)
@@ -1294,7 +1322,7 @@ class Arithmetic(Draft, ABC):
         self._mask(op, a, b, of)
 
     def _hidden_by(self, op: Op, b: Number) -> bool:
-        """Return whether a number hides scores; such a one that is not -inf is named."""
+        """Return whether a number hides scores; note such a number if it is not -inf."""
         is_low = -math.inf < b.value <= LOW
         if is_low:
             self.notes.append(f"{op.line}: masked scores are {b.value:g}, so low that their weights are 0")
@@ -1302,7 +1330,7 @@ class Arithmetic(Draft, ABC):
         return is_low
 
     def _chosen_or_listed(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine | Listed:
-        """Return integers by a mask as `_chosen` does; others along one axis as a list of all programs."""
+        """Return integers by a mask as `_chosen` does, or other integers along one axis as a list of all programs."""
         try:
             return self._chosen(op, mask, a, b)
         except NonlinearError:
@@ -1311,7 +1339,9 @@ class Arithmetic(Draft, ABC):
             return chosen_by_table(op, mask, a, b)
 
     def _chosen(self, op: Op, mask: Condition, a: Affine, b: Affine) -> Affine:
-        """Return integers by a mask: one for each program, a block's up to where the mask ends, or linear ones."""
+        """Return integers by a mask: one integer for each program, the integers of a block up to the end of the mask,
+        or linear integers.
+        """
         every, none = answers(mask)
         if a.steps == b.steps and a.of == b.of and not np.any(~every & ~none):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
@@ -1342,7 +1372,7 @@ class Arithmetic(Draft, ABC):
             self._bind(op, b)
             return
         for rule in mask.of if isinstance(a, Floats) and isinstance(b, Floats) else ():
-            self._hides_lanes_alike(*rule)  # one that leaves a lane alone hides those before it
+            self._hides_lanes_alike(*rule)  # a comparison that leaves a single lane hides those before it
         if isinstance(a, Number) and isinstance(b, Floats):
             mask, a, b = ~mask, b, a
         if isinstance(a, Floats) and _differs_beyond(mask, a):
@@ -1350,7 +1380,7 @@ class Arithmetic(Draft, ABC):
             return
         if isinstance(a, Floats) and isinstance(b, Floats) and b.held is not None and self._is_of_tiles(a, mask):
             a = replace(a, held=b.held, pad=b.pad, is_seen=False, is_even=False)
-            self._bind(op, a)  # a tile has no other lanes
+            self._bind(op, a)  # the tile has no other lanes
             return
         if not isinstance(b, Number) or not isinstance(a, Floats):
             self._fixed_choice(op, mask, a, b)
@@ -1386,14 +1416,16 @@ class Arithmetic(Draft, ABC):
         return FirstTile(operations, starts, mask)
 
     def _refuse_other_first(self, op: Op) -> None:
-        """Raise `ProgramError` for a choice of the first tile that is not known to be what the start values give."""
+        """Raise `ProgramError` for a choice of the first tile whose result is not known to equal that of the start
+        values.
+        """
         mask, one, other = op.operands
         if not self._first_tile(op, mask).are_equal(one, other):
             why = "and its two values differ for the state before the loop; start the state with the first value"
             raise OtherFirstError(f"{op.line}: tl.where tests for the first iteration, {why}")
 
     def _is_of_tiles(self, a: Floats, mask: Condition) -> bool:
-        """Return whether a mask leaves the elements of a loop's tiles that its loads leave, no more and no less."""
+        """Return whether a mask leaves exactly those elements of a loop's tiles that the loads of the loop leave."""
         rules = [rule for rule in mask.of if not np.all(answers(Condition((rule,)))[0])]
         walk, bounds = self._walk, [bound_of(d, relation) for relation, d in rules]
         if walk is None or mask.either or not bounds or None in bounds:
@@ -1411,7 +1443,7 @@ class Arithmetic(Draft, ABC):
         return True
 
     def _hides_lanes_alike(self, relation: str, d: Affine) -> bool:
-        """Return whether a comparison that hides lanes along one axis in all programs alike is a choice."""
+        """Return whether a comparison that hides the same lanes along one axis in all programs is a choice."""
         along = [i for i, s in enumerate(d.steps) if s]
         is_lane = len(along) == 1 and d.shape[along[0]] > 1 and self._walk is None and not np.ptp(d.base)
         if not is_lane or np.all(answers(Condition(((relation, d),)))[0]) or not self.choices.way("chooses_lanes"):
@@ -1424,7 +1456,7 @@ class Arithmetic(Draft, ABC):
     def _hides_unread(self, a: Floats, rules: Sequence[tuple[str, Affine]]) -> bool:
         """Return whether comparisons of rows and columns hide each column of a walked tile that no load reads.
 
-        In every row that a load reads: further ones are not stored.
+        This holds for every row that a load reads: further rows are not stored.
         """
         walk, shape = self._walk, rules[0][1].shape
         if walk is None or not self._is_tile(a) or any(len(d.steps) != 2 for _, d in rules):
@@ -1433,7 +1465,7 @@ class Arithmetic(Draft, ABC):
         is_visited = (np.arange(walk.most)[None] < walk.counts) & (first <= last) & (rows > 0)
         hides = np.zeros((1, 1), bool)
         for relation, d in rules:
-            if relation == "eq":  # which corners alone do not answer
+            if relation == "eq":  # corners alone do not decide this
                 continue
             down, along = d.steps
             corners = [d.base + i * down + j * along for i in (0 * rows, rows - 1) for j in (first, 0 * first + last)]
@@ -1445,7 +1477,9 @@ class Arithmetic(Draft, ABC):
         return len(a.axes) == 2 and None not in a.axes
 
     def _read_of_tile(self, a: Floats, shape: Sequence[int]) -> tuple[Integers, Integers]:
-        """Return how many rows, and columns, of a walked tile loads read, for each program and iteration."""
+        """Return the number of rows, and of columns, of a walked tile that loads read, for each program
+        and iteration.
+        """
         assert self._walk is not None
         read = list[Integers]()
         for axis, n in zip(map(self.root, a.axes), shape, strict=True):
@@ -1460,7 +1494,9 @@ class Arithmetic(Draft, ABC):
         return rows, columns
 
     def _elements_hide_unread(self, a: Floats, mask: Elements) -> bool:
-        """Return whether a mask by its elements hides each column of a walked tile that no load reads, as above."""
+        """Return whether a mask by its elements hides each column of a walked tile that no load reads, as in the method
+        above.
+        """
         walk = self._walk
         if walk is None or not self._is_tile(a) or len(mask.shape) != 2:
             return False
@@ -1472,8 +1508,8 @@ class Arithmetic(Draft, ABC):
     def _is_loaded_so(self, op: Op, axis: str | None, most: Integers) -> bool:
         """Return whether the walked tiles along an axis have no more elements than a mask leaves.
 
-        How much there is of other axes is known where all is stored: `npusim.kernels.triton.launch_phases` looks at
-        these masks there.
+        The extent of other axes is known when all stores are known: `npusim.kernels.triton.launch_phases` examines
+        these masks then.
         """
         walk = self._walk
         hides = None if walk is None else self.hides_loaded(walk, axis, most)
@@ -1482,7 +1518,7 @@ class Arithmetic(Draft, ABC):
         return not hides
 
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
-        """Return whether a mask leaves more elements along an axis than some load of a block along it reads."""
+        """Return whether a mask leaves more elements along an axis than some load of a block along this axis reads."""
         walk = self._walk
         is_visited = self.is_read(walk.most) if walk else np.ones((1, 1), bool)
         for load in self.loads.values():
@@ -1503,7 +1539,8 @@ class Arithmetic(Draft, ABC):
             return
         a = replace(a, held=None, is_even=False)
         if a.pad != b.value and not (a.pad == -math.inf and b.value <= LOW):
-            a = replace(a, pad=None)  # of columns beyond the tensor some have the one value, and others the number
+            # some columns beyond the tensor have one of the two values, and others have the number
+            a = replace(a, pad=None)
         if self._walk is None:
             self._fixed_mask(op, a, b, mask)
             return
@@ -1528,7 +1565,9 @@ class Arithmetic(Draft, ABC):
         return Elements(one.values & other.values, 1, one.work + other.work, one.why or other.why)
 
     def _fixed_mask(self, op: Op, a: Floats, b: Number, mask: Condition | Elements) -> None:
-        """Write a mask outside of loops, the same in all programs, as a matrix of 0 and 1 that is read."""
+        """Write a mask outside of loops that is the same in all programs as a matrix of 0 and 1, which the kernel
+        reads.
+        """
         a, name = self._named(op, a), self._unique("seen")
         seen = self._known_block(op, name, elements_in(op, mask).values, a.fmt, a.axes, a.axes)
         self._bind(op, Floats(f"where(compare({seen.text}, 0.0, 'une'), {a.text}, {b.text})", a.axes, a.fmt, a.pad))
@@ -1544,8 +1583,9 @@ class Arithmetic(Draft, ABC):
     ) -> Floats:
         """Read integers or a mask outside of loops, (program, iteration, *axes), as data; return the block.
 
-        ``axes``: of the block that it masks; by default its own, of which those are left out along which all are alike.
-        ``like``: axes of the blocks that it is read with; an earlier block of the same elements along these is it.
+        ``axes``: axes of the block that it masks; by default its own axes without those along which all elements are
+        equal. ``like``: axes of the blocks with which it is read; if an earlier block has the same elements along
+        these, it is returned.
         """
         if values.shape[1] > 1:
             raise op.fail(
@@ -1555,13 +1595,13 @@ class Arithmetic(Draft, ABC):
         matrix = np.broadcast_to(values, (len(self.ids), *values.shape[1:]))[:, 0] if is_by_program else values[0, 0]
         for axis in range(is_by_program, matrix.ndim) if axes is None else ():
             if np.all(matrix == (first := np.take(matrix, [0], axis))):
-                matrix = first  # where all along an axis are alike, one stands for them
+                matrix = first  # if all elements along an axis are equal, one represents them
         own = self._axes(matrix.shape[is_by_program:]) if axes is None else axes
         for known in (x for x in self.seen.values() if len(x.value.axes) == len(like) == len(own)):
             one, along = known.value, [b for a, b in zip(known.value.axes, like, strict=True) if a is not None]
             is_like = (one.fmt, known.is_by_program) == (fmt, is_by_program) and np.array_equal(known.elements, matrix)
             if is_like and [*map(self.root, filter(None, one.axes))] == [*map(self.root, along)]:
-                return one  # a block stands for all of the same elements
+                return one  # one block represents all blocks of the same elements
         made = Floats(name, own, fmt)
         self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
         what = (
@@ -1593,7 +1633,7 @@ class Arithmetic(Draft, ABC):
 
 
 def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:
-    """Return a comparison of lanes that are the same in all programs, whichever axes of one index its block has."""
+    """Return a comparison of lanes that are the same in all programs, whatever axes of one index its block has."""
     return relation, int(d.base.flat[0]), tuple(s for s in d.steps if s)
 
 
@@ -1607,7 +1647,7 @@ def _differs_beyond(mask: Condition | Elements, a: Floats) -> bool:
 
 
 def _reduced_length(op: Op) -> int:
-    """Return how many elements a reduction joins to one."""
+    """Return the number of elements that a reduction combines to one."""
     return shape_of("tensor" + op.text.rpartition("(tensor")[2])[0][op.number("axis")]
 
 
@@ -1637,7 +1677,7 @@ def _joined_conditions(name: str, a: Condition, b: Condition) -> Condition:
 
 
 def _written(how: str, a: str, b: str) -> str:
-    """Return an operation of two values as the kernel of tiles writes it."""
+    """Return the text of an operation of two values in the kernel of tiles."""
     if how[0].isalpha():
         word, _, nan = how.partition(" ")
         return f"{word}({a}, {b}, nan={nan!r})" if nan else f"{word}({a}, {b})"
@@ -1645,18 +1685,18 @@ def _written(how: str, a: str, b: str) -> str:
 
 
 def _number(op: Op, how: str, a: Number, b: Number) -> Number:
-    """Return an operation of two numbers, rounded to its format."""
+    """Return the result of an operation of two numbers, rounded to its format."""
     value, is_known = _rounded(_computed(how, a.value, b.value), shape_of(op.type)[1]), a.is_known and b.is_known
     return Number(value, literal(value) if is_known else _written(how, a.text, b.text), a.shape, is_known)
 
 
 def _computed(how: str, a: float, b: float) -> float:
-    """Return an operation of two numbers in float64."""
+    """Return the result of an operation of two numbers in float64."""
     return float(NUMBERS[how](a, b, "float64"))
 
 
 def _are_same(one: Condition | Elements, other: Condition | Elements) -> bool:
-    """Return whether masks are the same, one comparison by one, or in each element."""
+    """Return whether masks are the same, either comparison by comparison or element by element."""
     if isinstance(one, Elements) and isinstance(other, Elements):
         return np.array_equal(one.values, other.values)
     if isinstance(one, Elements) or isinstance(other, Elements):
@@ -1677,7 +1717,7 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _is_diagonal(mask: Condition) -> bool:
-    """Return whether a mask of a square block holds on the diagonal alone."""
+    """Return whether a mask of a square block is true only on the diagonal."""
     (relation, d), *more = mask.every
     is_square = len(d.shape) == 2 and d.shape[0] == d.shape[1] and d.steps in ((1, -1), (-1, 1))
     return relation == "eq" and not more and is_square and not np.any(d.base)
@@ -1693,7 +1733,7 @@ def _is_alike(x: Known) -> bool:
 
 
 def hidden_value(x: Known) -> float | None:
-    """Return the value of hidden columns where it is known, also where all columns have one."""
+    """Return the value of hidden columns if it is known, including the case that all columns have one value."""
     if isinstance(x, Number):
         return x.value if x.is_known else None
     assert isinstance(x, Floats)
@@ -1701,9 +1741,10 @@ def hidden_value(x: Known) -> float | None:
 
 
 def _pad(x: Known, other: float) -> float | None:
-    """Return the value of hidden columns; of values of rows, and of numbers that are not known, a stand-in; else None.
+    """Return the value of hidden columns; for values of rows, and for numbers that are not known, a stand-in; otherwise
+    None.
 
-    The stand-in is any finite number.
+    The stand-in represents any finite number.
     """
     if isinstance(x, Number):
         return x.value if x.is_known else other
@@ -1718,22 +1759,23 @@ def _is_one_number(x: Known) -> bool:
 
 
 def _as_lanes(x: Known) -> Known:
-    """Return a block of one column as one of lanes, anything else as it is."""
+    """Return a block of one column as a block of lanes; return any other value as it is."""
     is_column = isinstance(x, Floats) and len(x.axes) == 2 and x.axes[0] is not None
     return replace(x, axes=x.axes[:1]) if is_column and isinstance(x, Floats) else x
 
 
 def _as_column(x: Known) -> Known:
-    """Return a block along columns alone as one of numbers that are not known, anything else as it is."""
+    """Return a block that has only columns as a block of one unknown number; return any other value as it is."""
     is_columns = isinstance(x, Floats) and len(x.axes) == 2 and x.axes[0] is None
     return replace(x, axes=(None, None)) if is_columns and isinstance(x, Floats) else x
 
 
 def _combined_hidden(how: str, a: Known, b: Known) -> tuple[float | None, HeldState | None]:
-    """Return an operation's value where a mask hides columns, NaN included, if it is known; and the state it is there.
+    """Return an operation's value in the columns that a mask hides (NaN included) if it is known, and the state that
+    has this value.
 
-    A state of a loop may have there what it begins with, or what a lane has that a mask hides in the last tile alone.
-    Of blocks of one column the value is that of rows which a mask hides.
+    In these columns a state of a loop may have its value at the start, or the value of a lane that a mask hides only in
+    the last tile. For blocks of one column it is the value of rows that a mask hides.
     """
     a, b = (a, b) if any(not _is_alike(x) for x in (a, b)) else (_as_lanes(a), _as_lanes(b))
     fmt = next(x.fmt for x in (a, b) if isinstance(x, Floats))
@@ -1757,7 +1799,7 @@ def _combined_hidden(how: str, a: Known, b: Known) -> tuple[float | None, HeldSt
 
 
 def _unit(how: str, is_second: int) -> float:
-    """Return the other operand that leaves the first one, or the second one, as it is; NaN where there is none."""
+    """Return the other operand that leaves the first one, or the second one, as it is; NaN if there is none."""
     if is_second and how in "-/":
         return math.nan
     return _UNITS.get(how.partition(" ")[0], math.nan)

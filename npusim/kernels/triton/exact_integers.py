@@ -1,6 +1,7 @@
-"""Integers of a block that float32 does not have: random ones by philox, and those that wrap as their type has it.
+"""Integers of a block that float32 cannot represent: random integers by philox, and integers that wrap at the limits of
+their type.
 
-Where all that they are computed from is known at launch they are computed outright, element by element.
+If all their operands are known at launch, they are computed in advance, element by element.
 """
 
 from __future__ import annotations
@@ -53,20 +54,21 @@ from npusim.kernels.triton.whole_numbers import MOST_EXACT, WholeNumbers, of_int
 if TYPE_CHECKING:
     from npusim.kernels.triton.values import Integers
 
-#: Bits of the widest integers of a tile.
+#: Number of bits of the widest integers of a tile.
 EXACT = 32
 #: Integers up to this one are exact in float64, from which they are rounded once.
 _MOST_IN_FLOAT64 = 1 << 53
 
 
-#: Operations whose one operand is the result where the other one is 0; the first one only, of the first.
+#: Operations whose result is one operand if the other operand is 0; for the first operation this has to be the second
+#: operand.
 _LEAVING_BY_0 = ("subi", "addi", "ori", "xori")
-#: Operations that make integers or masks of floats.
+#: Operations that give integers or masks for floats.
 _FROM_FLOATS = ("arith.cmpf", "arith.fptosi", "arith.fptoui", "tt.bitcast")
 
 
 def _is_of_floats(op: Op) -> bool:
-    """Return whether an operation makes integers, or a mask, of floats: of a bitcast its type says it."""
+    """Return whether an operation gives integers, or a mask, for floats; for a bitcast this follows from its type."""
     is_bits = op.name != "tt.bitcast" or shape_of(op.text.partition(" : ")[2].split(" -> ")[0])[1] in FORMATS
     return op.name in _FROM_FLOATS and is_bits
 
@@ -102,7 +104,7 @@ class ExactIntegers(WholeNumbers, ABC):
         return op.name == "arith.addi" and one.text in self._places and isinstance(other, Affine)
 
     def _set_operation(self, op: Op, a: Known, b: Known) -> None:
-        """Write an operation of integers that the kernel computes, in the bits of their type."""
+        """Write an operation of integers that the kernel computes, with the number of bits of their type."""
         name, bits = op.name.partition(".")[2], bits_of(op.type)
         if name not in WHOLE_OPERATIONS or bits > EXACT or bits == 1:
             why = f"{op.name} of integers of {bits} bits that are values of a tile is not supported"
@@ -126,7 +128,9 @@ class ExactIntegers(WholeNumbers, ABC):
 
     @staticmethod
     def _held_of(name: str, one: Floats | Number, other: Floats | Number) -> HeldState | None:
-        """Return the state of a loop that an operation leaves as it is where a mask hides elements, if it does."""
+        """Return the state of a loop that an operation leaves as it is in elements that a mask hides, if there
+        is one.
+        """
         if name in _LEAVING_BY_0 and isinstance(one, Floats) and hidden_value(other) == 0:
             return one.held
         is_second = name in _LEAVING_BY_0[1:] and isinstance(other, Floats) and hidden_value(one) == 0
@@ -173,7 +177,7 @@ class ExactIntegers(WholeNumbers, ABC):
         return replace(made, axes=()) if is_one else made
 
     def _is_computed(self, loop: Op, name: str) -> bool:
-        """Return whether a loop computes an integer of floats, or of a mask that compares these."""
+        """Return whether a loop computes an integer from floats, or from a mask that compares floats."""
         made = set(self._made_of(name))
         return any(_is_of_floats(o) and made.intersection(o.results) for o in loop.body)
 
@@ -191,7 +195,9 @@ class ExactIntegers(WholeNumbers, ABC):
         return False
 
     def _tt_bitcast(self, op: Op, x: Known) -> None:
-        """Read the bits of floats as integers, and integers as the bits of floats; other bits as without this."""
+        """Read the bits of floats as integers, and integers as the bits of floats; read other bits as the base class
+        does.
+        """
         of, to = (shape_of(t)[1] for t in op.text.partition(" : ")[2].split(" -> "))
         if of in FORMATS and to not in FORMATS and not of.startswith("f8") and of != "f64":
             self._set_bits(op, x, of)
@@ -243,7 +249,7 @@ class ExactIntegers(WholeNumbers, ABC):
         self._set(op, ValueComparison(cast("Floats", self.values[op.results[0]])))
 
     def _flipped(self, op: Op, x: Floats | Number, bits: int) -> Floats | Number:
-        """Return integers with the other sign: those without one are in the order of these."""
+        """Return integers with the other sign, so that the order of unsigned integers becomes that of the results."""
         low = whole_limits(bits)[0]
         if isinstance(x, Number):
             value = float(wrapped(np.array([int(x.value)], np.int64) ^ low, bits)[0])
@@ -253,7 +259,9 @@ class ExactIntegers(WholeNumbers, ABC):
         return cast("Floats", self._named(op, replace(x, text=text, pad=pad)))
 
     def _resized(self, op: Op, x: Known) -> None:
-        """Read an integer of a tile in a type of other bits: the last ones of a wider type, or the same number."""
+        """Read an integer of a tile in a type with another number of bits: the last bits of a wider type, or the same
+        number.
+        """
         if not isinstance(x, Floats) or shape_of(op.type)[1] in FORMATS:
             super()._resized(op, x)
             return
@@ -286,7 +294,7 @@ class ExactIntegers(WholeNumbers, ABC):
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
-        """Read a choice between integers of which the kernel computes one at least."""
+        """Read a choice between integers of which the kernel computes at least one."""
         kind = shape_of(op.type.rpartition(", ")[2])[1]
         exact = [x for x in (a, b) if isinstance(x, Floats) and x.fmt in (EXACT_BITS, *WHOLE)]
         if kind in FORMATS or kind == MASK or not exact:
@@ -303,7 +311,7 @@ class ExactIntegers(WholeNumbers, ABC):
         self._set(op, replace(made, fmt=EXACT_BITS) if isinstance(made, Floats) else made)
 
     def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
-        """Write a choice by a mask of indices; of a loop's first tile that has other values, by a tile of data."""
+        """Write a choice by a mask of indices; if the first tile of a loop has other values, by a tile of data."""
         try:
             super()._selected(op, mask, a, b)
         except OtherFirstError:
@@ -321,7 +329,9 @@ class ExactIntegers(WholeNumbers, ABC):
         super()._mask(op, a, b, mask)
 
     def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
-        """Write a choice by a mask of indices; in a loop by tiles of data that say which of the two each element is."""
+        """Write a choice by a mask of indices; in a loop, tiles of data state which of the two values each
+        element has.
+        """
         is_known = isinstance(a, Floats | Number) and isinstance(b, Floats | Number)
         if self._walk is None or not is_known or not self.choices.way("knows_tiles"):
             super()._other_choice(op, mask, a, b)
@@ -339,14 +349,16 @@ class ExactIntegers(WholeNumbers, ABC):
         self._bind(op, Floats(text, self._joined(seen, *values), kind, one if one == other else None, held=held))
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
-        """Write a choice by a mask of values; in a loop of known integers too, which are tiles of data there."""
+        """Write a choice by a mask of values; in a loop the choice may be between known integers, which are tiles of
+        data there.
+        """
         kind = shape_of(op.type.rpartition(", ")[2])[1]
         if op.name == "arith.select" and kind in WHOLE and self._walk is not None:
             a, b = (self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b))
         super()._by_value(op, mask, a, b)
 
     def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
-        """Return exact integers in the format in which their tensor has them."""
+        """Return exact integers in the format of their tensor."""
         tensor = self.arguments[of]
         if x.fmt != EXACT_BITS or not isinstance(tensor, IntegerTensor):
             return super()._without_sign(op, of, x)
@@ -381,7 +393,7 @@ class ExactIntegers(WholeNumbers, ABC):
             raise op.fail(f"a reduction by {op.body[0].name} of integers that are values of a tile is not supported")
         body = [replace(op.body[0], name=f"arith.{words[name]}"), *op.body[1:]]
         wide = self._named(op, self._exact(op, x))
-        if name == "minsi":  # the maximum of the opposite bits, which are in the opposite order
+        if name == "minsi":  # the maximum of the inverted bits, which have the opposite order
             wide = self._opposite(op, wide)
         super()._tt_reduce(replace(op, body=body), wide)
         made = self.values[op.results[0]]
@@ -422,7 +434,9 @@ class ExactIntegers(WholeNumbers, ABC):
         self._bind(op, Floats(text, made.axes, fmt, pad))
 
     def _set_rounded(self, op: Op, x: Known, *, is_signed: bool) -> bool:
-        """Set integers of a block beyond 2^24 as the floats that they are rounded to; return whether they are such."""
+        """Replace integers of a block beyond 2^24 by the floats to which they are rounded; return whether there are
+        any.
+        """
         if not isinstance(x, Elements | Listed | Affine) or (given := self._large(op, x)) is None:
             return False
         if self._walk is not None:
@@ -446,13 +460,13 @@ class ExactIntegers(WholeNumbers, ABC):
         axes: tuple[str | None, ...] | None = None,
         like: tuple[str | None, ...] = (),
     ) -> Floats:
-        """Read known integers, or a mask, as data; those of a loop's iterations as tiles of a tensor of their own."""
+        """Read known integers, or a mask, as data; for a loop's iterations, as tiles of a separate tensor."""
         if values.shape[1] == 1 or self._walk is None or axes is not None or like:
             return super()._known_block(op, name, values, fmt, axes, like)
         return self._known_tiles(op, name, values, fmt)
 
     def _known_tiles(self, op: Op, name: str, values: Integers, fmt: str) -> Floats:
-        """Read a block's elements, (program, iteration, *axes), as tiles of a tensor of their own."""
+        """Read a block's elements, (program, iteration, *axes), as tiles of a separate tensor."""
         assert self._walk is not None
         if not self.choices.way("knows_tiles"):
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
@@ -477,10 +491,10 @@ class ExactIntegers(WholeNumbers, ABC):
         assert isinstance(made, Floats)
         why = "integers of a loop's tiles that are known at launch are treated as a tensor in memory"
         self.notes.append(f"{op.line}: {why}; the time includes loading it")
-        return replace(made, pad=None, is_even=True)  # whichever number it is there, it is finite
+        return replace(made, pad=None, is_even=True)  # the number there is finite, whatever it is
 
     def _goes_along(self) -> bool:
-        """Return whether the tiles that the loop loads follow one another along an axis of theirs."""
+        """Return whether the tiles that the loop loads follow one another along one of their axes."""
         assert self._walk is not None
         for load in (self.loads[n] for n in self._walk.loads):
             base, sides = load.pointer.base, zip(load.pointer.steps, load.pointer.shape, strict=True)
@@ -489,7 +503,9 @@ class ExactIntegers(WholeNumbers, ABC):
         return False
 
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
-        """Return how many elements loads leave along an axis of a size, one that the loop goes along or not."""
+        """Return the number of elements that loads leave along an axis of a size, whether or not the loop goes along
+        this axis.
+        """
         for load in self.loads.values():
             for n, left in zip(load.pointer.shape, load.left, strict=True):
                 is_moved = left.shape[1] > 1 and bool(np.any(left != left[:, :1]))
@@ -498,7 +514,9 @@ class ExactIntegers(WholeNumbers, ABC):
         return None
 
     def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
-        """Return indices as a block of numbers that is read; in a loop as tiles of a tensor, beyond 2^24 exactly."""
+        """Return indices as a block of numbers that is read, or in a loop as tiles of a tensor; integers beyond 2^24
+        are exact.
+        """
         values = elements(op, x)
         is_large = np.abs(values).max() > MOST_EXACT
         if not is_large and self._walk is None:
@@ -510,9 +528,9 @@ class ExactIntegers(WholeNumbers, ABC):
         return self._known_block(op, self._unique("indices"), times, fmt, like=like if self._walk is None else ())
 
     def _large(self, op: Op, x: Elements | Listed | Affine) -> Elements | None:
-        """Return integers of a block, known at launch, of which some are beyond 2^24; else None.
+        """Return integers of a block that are known at launch if some of them are beyond 2^24; otherwise None.
 
-        In a loop those of any size that are not linear.
+        In a loop, also return integers of any size that are not linear.
         """
         if isinstance(x, Affine) and x.of:
             return None
@@ -528,7 +546,9 @@ class ExactIntegers(WholeNumbers, ABC):
     def _known_integers(
         self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, *, is_signed: bool
     ) -> Floats:
-        """Return integers, or a mask, that are known at launch as a block that is read; beyond 2^24 of 32 bits."""
+        """Return integers, or a mask, that are known at launch as a block that is read; integers beyond 2^24 have 32
+        bits.
+        """
         given = self._large(op, x) if isinstance(x, Affine | Listed | Elements) else None
         is_bits = given is not None and given.bits == EXACT and not is_signed and np.any(given.values < 0)
         is_small = given is not None and np.abs(given.values).max(initial=0) <= MOST_EXACT and not is_bits

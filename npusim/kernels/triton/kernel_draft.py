@@ -1,4 +1,4 @@
-"""The draft of a kernel of tiles: choices that TTIR leaves open, loads, loops, names, axes and statements."""
+"""The draft of a kernel of tiles: the choices that TTIR leaves open, loads, loops, names, axes and statements."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ from npusim.kernels.triton.values import (
 if TYPE_CHECKING:
     from npusim.kernels.triton.tensor_axes import Access
 
-#: Words of the language that a kernel of tiles is written in.
+#: Words of the language in which a kernel of tiles is written.
 LANGUAGE = (
     *("exp", "log", "rsqrt", "sqrt", "tanh", "erf", "fma", "divided", "folded", "scanned"),
     *("integers", "bits"),
     *("maximum", "minimum", "compare", "where", "tiles", "full", "initial", "filled"),
 )
-#: Numbers of that language that have a name.
+#: Numbers that have a name in that language.
 NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 #: Names that a kernel of tiles has already.
 _WORDS = frozenset({*LANGUAGE, *NUMBERS, "mask", "lambda", "out"})
-#: Names that the call of a kernel of tiles has beside its operands: none of an operand.
+#: Names in the call of a kernel of tiles that are not its operands, and that no operand may have.
 _OF_CALLS = frozenset({"p", *signature(Kernel.phase).parameters})
 #: Axes in a statement: they have names when all loads and stores are known (`npusim.kernels.triton.launch_phases`).
 AXES_IN_TEXT = re.compile("'@([^']*)'")
 
 
 class UnlikeProgramsError(ProgramError):
-    """Programs do unlike things, so that no one kernel of tiles does them all; ``some``: those with one of the ways.
+    """Programs do different things, so that no single kernel of tiles describes them all; ``some``: the programs that
+    do one of these things.
 
-    ``some`` has their numbers in the grid; all others go the other way.
+    ``some`` has the numbers of these programs in the grid; all others do the other thing.
     """
 
     def __init__(self, message: str, some: Integers) -> None:
@@ -65,7 +66,7 @@ class UnlikeProgramsError(ProgramError):
         self.some = frozenset(map(tuple, some.tolist()))
 
 
-#: Choices in which the ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
+#: The choices in which ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
 WAYS = frozenset(
     {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}
     | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "loads_again", "ragged", "lanes"}
@@ -78,8 +79,8 @@ OF_CODE = frozenset({"fuses", "orders", "addends", "sums", "further"})
 class LaneReading(NamedTuple):
     """Blocks that are read lane by lane: those of at most so many ``axes``, with two also numbers.
 
-    ``is_along``: whether the lanes of a loop's iterations follow one another along its axis, or each iteration's are at
-    a place of their own.
+    ``is_along``: whether the lanes of a loop's iterations follow one another along its axis; if not, the lanes of each
+    iteration have a separate place.
     """
 
     axes: int
@@ -88,40 +89,43 @@ class LaneReading(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that TTIR leaves open: fresh products in place of chained ones, contraction, and functions' forms.
+    """Choices that TTIR leaves open: fresh products instead of chained ones, contraction, and the forms of functions.
 
-    ``forms``: how functions and divisions of float32 are written that a unit or a library computes in its own way, by
-    the operation of TTIR or the library's symbol.
+    ``forms``: the text of functions and divisions of float32 that a unit or a library computes in its own way, by the
+    operation of TTIR or the library's symbol.
     ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
-    ``order``: of every reduction that ``orders`` lacks, by its place; empty where the precision states it.
-    ``addends``: by the place of an addition that took a product in, the place of the one that it did not; else empty.
-    ``sums``: by the place of a product, the place of the additions of a sum that takes such products in.
-    ``further``: lines of which the assembler contracts additions with divisions, FILE:LINE.
-    ``is_exact``: all is float64, as a reference.  ``is_apart``: each loop has separate statements, on the same tiles.
-    ``lists_elements``: elements by loaded integers, one in each program, are a list of all programs.
-    ``listed_rows``: tensors of which the rows of each block are a list of all programs, whatever its addresses are;
-    with a point behind the name, those of the block's part of a longer row.
-    ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, which a store may have.
-    ``adds_tiles``: fresh products of tiles are added one by one also where one product could have all of them, as where
-    a program has a part of them alone (split-K).
-    ``hides_elements``: a list of a block's elements has numbers for those that a mask of indices hides.
-    ``lists_in_order``: lists of rows have the rows of one program after those of another, in the programs' order.
+    ``order``: the order of every reduction that is not in ``orders``; empty if the precision states it.
+    ``addends``: for the place of an addition that contracted one product, the place of the other product; otherwise
+    empty.
+    ``sums``: for the place of a product, the place of the additions of a sum that contracts such products.
+    ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
+    ``is_exact``: all values are float64, as in a reference.
+    ``is_apart``: each loop has separate statements, on the same tiles.
+    ``lists_elements``: elements by loaded integers, one element for each program, are a list of all programs.
+    ``listed_rows``: tensors for which the rows of each block are a list of all programs, whatever its addresses are;
+    with a period after the name, the rows of the block's part of a longer row.
+    ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, and may be stored.
+    ``adds_tiles``: fresh products of tiles are added one by one even if one product could represent them all, as when a
+    program has only a part of them (split-K).
+    ``hides_elements``: a list of a block's elements contains numbers for the elements that a mask of indices hides.
+    ``lists_in_order``: lists of rows contain the rows of one program after another, in the order of the programs.
     ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
-    ``chooses_lanes``: lanes that a mask hides in all programs alike are chosen behind a load of all lanes: ``first``
-    ones, before those that it leaves, or ``all``.
-    ``parts_by_loops``: the part of a tensor that a loop visits is separate.  ``cuts``: a block that has some columns
-    of a tensor, the same in all programs, is of a part with these alone; blocks of a tensor's flat indices are of the
-    part between the first and the last one.  ``programs``: the programs that are read, by
-    their numbers in the grid; empty: all.  ``multiplied``: formats of factors that the
-    matrix unit multiplies; empty: any.  FP8 that it does not multiply becomes float16, which has all of its numbers.
-    ``turns``: which blocks are turned, as `npusim.kernels.triton.turned_blocks` has it.
+    ``chooses_lanes``: all lanes are loaded, and a later choice replaces those that a mask hides alike in all programs:
+    the ``first`` ones, before the lanes that it leaves, or ``all``.
+    ``parts_by_loops``: the part of a tensor that a loop visits is separate.
+    ``cuts``: a block that has some columns of a tensor, the same in all programs, belongs to a part with only these
+    columns; blocks of a tensor's flat indices belong to the part between the first and the last index.
+    ``programs``: the programs that are read, by their numbers in the grid; empty: all programs.
+    ``multiplied``: formats of factors that the matrix unit multiplies; empty: any. FP8 that it does not multiply
+    becomes float16, which can represent all numbers of FP8.
+    ``turns``: which blocks are turned (`npusim.kernels.triton.turned_blocks`).
     ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
-    ``ragged``: an axis of a tensor may be groups of which the last is shorter.
-    ``loads_again``: what is combined with itself along its other axis, and vectors along rows and along columns of one
-    tensor, are separate loads.
-    ``lanes``: blocks that are read lane by lane, as `npusim.kernels.triton.whole_lanes` has it; None: none.
-    ``unrolls``: a loop of few iterations, as many in every program, is its iterations one after another,
-    if a mask of its loads has a lower bound.
+    ``ragged``: an axis of a tensor may consist of groups, the last of which is shorter.
+    ``loads_again``: a block that is combined with itself along its other axis is loaded twice, and vectors along rows
+    and along columns of one tensor are separate loads.
+    ``lanes``: blocks that are read lane by lane (`npusim.kernels.triton.whole_lanes`); None: no block.
+    ``unrolls``: a loop of few iterations, with the same number in every program, is written as its iterations one after
+    another, if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
     ``asked``: choices among `WAYS` that a reading asked for; ``asked_of_code``: those among `OF_CODE` that any reading
     of the launch asked for.
@@ -167,18 +171,20 @@ class Choices:
         return getattr(self, name)
 
     def way(self, name: str) -> Any:
-        """Return one of the choices in which ways of reading differ (`WAYS`), and note that a reading asked for it."""
+        """Return one of the choices in which ways of reading differ (`WAYS`), and note that a reading used it."""
         assert name in WAYS, name
         self.asked.add(name)
         return getattr(self, name)
 
     def are_read_as(self, others: Choices) -> bool:
-        """Return whether a kernel is read with these choices as with others, by what its reading with those asked."""
+        """Return whether a kernel is read with these choices as with ``others``, judged by the choices that the reading
+        with ``others`` used.
+        """
         differing = {f.name for f in fields(self) if f.compare and getattr(self, f.name) != getattr(others, f.name)}
         return differing <= WAYS - others.asked
 
     def form(self, name: str, fmt: str, usual: str) -> str:
-        """Return how a function of a format is written; ``usual``: where nothing computes it in a way of its own."""
+        """Return the text of a function of a format; ``usual``: its text if nothing computes it in a special way."""
         return self.forms.get(name, usual) if fmt == "f32" else usual
 
     def is_widened(self, fmt: str) -> bool:
@@ -186,7 +192,7 @@ class Choices:
         return fmt.startswith("f8") and "float16" in self.multiplied and self.fmt(fmt) not in self.multiplied
 
     def fmt(self, name: str) -> str:
-        """Return the format that TTIR calls by a name."""
+        """Return the format that has this name in TTIR."""
         if self.is_exact:
             return "float64"
         return FORMATS.get(name) or EXACT.get(name) or WHOLE[name]
@@ -205,9 +211,9 @@ class LookedAt(NamedTuple):
 
 @dataclass
 class Load:
-    """One tensor as the kernel reads it; ``left``: visible elements along each axis of its mask.
+    """One tensor as the kernel reads it; ``left``: number of visible elements along each axis of its mask.
 
-    ``dims``: the tensor's axis of each of its axes, rows or columns; an axis of size 1 has the other one.
+    ``dims``: for each axis of the block the axis of the tensor, rows or columns; an axis of size 1 has the other one.
     ``after``: the number of stores before it; ``walk``: the number of its loop, from 1.
     """
 
@@ -224,11 +230,11 @@ class Load:
 
     @property
     def is_one_row(self) -> bool:
-        """Whether its blocks are one row, with an axis of it."""
+        """Whether each of its blocks is one row, which has an axis of rows."""
         return len(self.axes) == 2 and self.axes[0] is None
 
     def drop_rows(self) -> None:
-        """Take the axis of rows away, which has one; where a mask hides this one, it hides its columns."""
+        """Remove the axis of rows, which has one row; a mask that hides this row hides its columns."""
         (hidden, *left), pointer = self.left, self.pointer
         self.pointer = replace(pointer, steps=pointer.steps[1:], shape=pointer.shape[1:], left=pointer.left[1:])
         self.axes, self.dims = self.axes[1:], self.dims[1:]
@@ -241,11 +247,11 @@ Bound = tuple[str | None, Integers, Line]
 
 @dataclass
 class Walk:
-    """A loop over tiles: iterations of each program, its statements, and comparisons that mask scores.
+    """A loop over tiles: the iterations of each program, the statements, and the comparisons that mask scores.
 
-    ``at``: statements of the kernel before it; ``loads``, ``states``: tensors that it visits, and states that begin
-    with it; ``masked``: values that ``mask`` masks. ``is_sum``: it only adds products that a matrix unit starts
-    from 0 for each block: one product of all tiles represents it.
+    ``at``: number of statements of the kernel before it; ``loads``, ``states``: tensors that it visits, and states that
+    begin with it; ``masked``: values that ``mask`` masks. ``is_sum``: the loop only adds products that a matrix unit
+    starts from 0 for each block, so that one product of all tiles represents it.
     """
 
     counts: Integers
@@ -256,29 +262,32 @@ class Walk:
     mask: Condition | Elements | None = None
     masked: list[str] = field(default_factory=list)
     is_sum: bool = False
-    #: Iterations whose tiles are visited, (programs, iterations); None for all: in others an if leaves all states.
+    #: Iterations whose tiles are visited, (programs, iterations); None for all. In the other iterations an if leaves
+    #: all states unchanged.
     done: Booleans | None = None
-    #: Axes along which masks hide lanes in some iterations alone, and whether none in any program's first one; and each
-    #: state's value where the loop begins.
+    #: Axes along which masks hide lanes only in some iterations, and whether they hide none in the first iteration of
+    #: any program; and the value of each state where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
     #: Masks that leave a first part of an axis of a block without a load.
     bounds: list[Bound] = field(default_factory=list)
-    #: Of states, the name of the value that an iteration leaves in them, where it has one.
+    #: For states, the name of the value that an iteration leaves in them, if the value has a name.
     last_values: dict[str, str] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
-        """Iterations of the program that has most; 2 where no program has more than one: where a second would be."""
+        """Number of iterations of the program that has most; 2 if no program has more than one, for the place of a
+        second iteration.
+        """
         return max(2, int(self.counts.max()))
 
     @property
     def most_once(self) -> bool:
-        """Whether every program has one iteration or none, and some have one."""
+        """Whether every program has at most one iteration, and some have one."""
         return int(self.counts.max()) == 1
 
     def keep(self, programs: Integers) -> None:
-        """Go on with some of the programs, in that order."""
+        """Keep only some of the programs, in that order."""
         self.counts, self.mask = self.counts[programs], self.mask and self.mask.at(programs)
         self.done = self.done[programs] if self.done is not None and len(self.done) > 1 else self.done
         self.bounds = _of_programs(self.bounds, programs)
@@ -291,9 +300,9 @@ def _of_programs(bounds: list[Bound], programs: Integers) -> list[Bound]:
 
 @dataclass
 class KnownBlock:
-    """A mask, or indices, that is known at launch and read as data: its elements, or those of each program.
+    """A mask, or indices, that are known at launch and read as data: the elements, or those of each program.
 
-    ``elements``: along the axes of ``value``; where programs differ, behind an axis of these (``is_by_program``).
+    ``elements``: along the axes of ``value``; if programs differ, after an axis of programs (``is_by_program``).
     """
 
     value: Floats
@@ -302,13 +311,13 @@ class KnownBlock:
     is_by_program: bool = False
 
     def keep(self, programs: Integers) -> None:
-        """Go on with some of the programs, in that order."""
+        """Keep only some of the programs, in that order."""
         self.elements = self.elements[programs] if self.is_by_program else self.elements
 
 
 @dataclass
 class Stored(Load):
-    """A stored value and its address; ``is_walked``: stored tile by tile, in a loop."""
+    """A stored value and its address; ``is_walked``: it is stored tile by tile, in a loop."""
 
     value: Floats
 
@@ -317,12 +326,13 @@ class Stored(Load):
 class HiddenLanes:
     """Facts of lanes that masks hide.
 
-    ``unsteady``: states of which masked lanes have other values later than where the loop begins, by an earlier
+    ``unsteady``: states whose masked lanes have other values later than at the start of the loop, by an earlier
     reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
-    axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes of rows of
-    which hidden ones are unlike hidden columns.  ``uncut``: sums, maxima, products along axes that no mask cut there.
-    ``windowed``: tensors with blocks of which a mask hides any elements.  ``numbers``: of each load, where it has one.
-    ``chosen``: choices by known masks: the mask's block, and the hidden values of the two that it chooses from.
+    axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes whose hidden
+    rows are unlike hidden columns.  ``uncut``: sums, maxima and products along axes that no mask cut there.
+    ``windowed``: tensors with blocks in which a mask hides any elements.  ``numbers``: the number of each load, if it
+    has one. ``chosen``: choices by known masks: the mask's block, and the hidden values of the two blocks that it
+    chooses from.
     """
 
     unsteady: Mapping[str, bool]
@@ -361,23 +371,23 @@ class Draft:
         self.seen = dict[str, KnownBlock]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
-        #: Axes that a mask cuts, rows that a sum or maximum along the other axis of a block leaves, and formats of
-        #: products: of their first factors and of their sums; ``precision``: ``input_precision`` of those of float32.
+        #: Axes that a mask cuts; rows that a sum or maximum along the other axis of a block leaves; formats of
+        #: products, of their first factors and sums; ``precision``: ``input_precision`` of products of float32.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
         self.precision, self.hidden = "", HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
-        #: Masks outside of walked axes that leave a first part of an axis; sums and maxima along an axis, down rows.
+        #: Masks outside of walked axes that leave the first part of an axis; sums and maxima along an axis, down rows.
         self.bounds: list[Bound] = []
         self.reduced, self.goes_down, self.reduced_vectors = (list[tuple[str | None, Line]]() for _ in range(3))
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
         self.notes: list[str] = []
         self.line = Line("", 0)  #: of the operation at hand
-        #: Tensors of integers of which loads decide addresses and masks, and which elements each program loads so;
-        #: None for a tensor of which these are not known.
+        #: Tensors of integers whose loads decide addresses and masks, and the elements that each program loads in this
+        #: way; None for a tensor whose elements are not known.
         self.looked, self.looked_at = dict[str, Line](), dict[str, list[LookedAt] | None]()
-        self.returned = 0  #: programs that return early
+        self.returned = 0  #: programs that have returned early
         #: Blocks by which recorded views are accessed, by argument.
         self.accesses: dict[str, list[Access]] = {}
         #: Whether numbers that are not -inf hide scores.
@@ -386,17 +396,18 @@ class Draft:
         self._taken: set[str] = set()
         self._at_loop: frozenset[str] = frozenset()  # names in use where the first loop begins
         self._walk: Walk | None = None
-        self._only: Any = None  # in which iterations of the loop its body does anything
+        self._only: Any = None  # iterations of the loop in which its body has an effect
         self._uses: dict[str, list[Op]] = {}
-        #: The values that each value is computed from, and the operations that load integers.
+        #: The values from which each value is computed, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        self._literals = set[str]()  # values that a compiler knows, computed from constants of the kernel alone
+        # values that a compiler knows, because they are computed only from constants of the kernel
+        self._literals = set[str]()
         self._stores, self._store_masks = list[str](), list[str]()  # pointers and masks
-        #: Comparisons with 0 that masks of stores are made of, of lanes that are the same in all programs.
+        #: Comparisons with 0 that masks of stores contain, for lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()
         self.hides_first_lanes = False  #: whether a mask hides lanes before those that it leaves
-        self._products, self._made = 0, list[Op]()  # operations, with those of branches and loops
+        self._products, self._made = 0, list[Op]()  # all operations, including those of branches and loops
         self._count(function.operations)
         self._read_parameters(list(function.parameters.items()))
 
@@ -407,7 +418,7 @@ class Draft:
             if not kind.startswith("!tt.tensordesc"):
                 self.values[name] = self._argument(name, kind)
                 continue
-            block, tensor = shape_of(kind)[0], self.arguments[name]  # sizes and strides are parameters behind it
+            block, tensor = shape_of(kind)[0], self.arguments[name]  # sizes and strides are the parameters after it
             given = *tensor.described, *tensor.described_by
             kinds = parameters[: len(given)]
             numbers = [self._whole(n, x, bits_of(kind)) for (n, kind), x in zip(kinds, given, strict=True)]
@@ -438,11 +449,11 @@ class Draft:
             self._count(op.otherwise)
 
     def looked_up(self, name: str) -> dict[str, Op]:
-        """Return the loads of integers that a value is computed from, by their results."""
+        """Return the loads of integers from which a value is computed, by their results."""
         return {n: self._looks[n] for n in self._made_of(name) if n in self._looks}
 
     def _made_of(self, name: str) -> list[str]:
-        """Return a value and all values that it is computed from."""
+        """Return a value and all values from which it is computed."""
         seen, waiting = dict[str, None](), [name]
         while waiting:
             if (one := waiting.pop()) not in seen:
@@ -487,9 +498,10 @@ class Draft:
         return False if known else None
 
     def is_read(self, iterations: int) -> Any:
-        """Return in which programs and iterations of the loop the operations at hand are done, of so many iterations.
+        """Return the programs and iterations of the loop in which the current operations are executed, for this number
+        of iterations.
 
-        For one iteration: whether they are done in any iteration of the loop.
+        For one iteration: whether they are executed in any iteration of the loop.
         """
         known = np.ones((1, 1), bool) if self._only is None else self._only
         if self._walk is not None:
@@ -497,7 +509,7 @@ class Draft:
         return known if known.shape[1] in (1, iterations) else known.any(1, keepdims=True)
 
     def program(self, number: int) -> str:
-        """Return how a program is called: by its numbers in the grid."""
+        """Return the name of a program: its numbers in the grid."""
         return f"program ({', '.join(map(str, self.ids[number]))})"
 
     def _axes(self, shape: Sequence[int]) -> tuple[str | None, ...]:
@@ -507,7 +519,7 @@ class Draft:
         return axes
 
     def root(self, axis: str | None) -> str | None:
-        """Return the axis that stands for all that are the same."""
+        """Return the axis that represents all axes that are the same."""
         while axis is not None and self._roots[axis] != axis:
             axis = self._roots[axis]
         return axis
@@ -545,7 +557,7 @@ class Draft:
             raise ProgramError(f"{line}: {why}; load x again through a pointer of its own")
 
     def _unique(self, name: str, but: frozenset[str] = frozenset()) -> str:
-        """Return a name that the kernel of tiles has not yet, and that is none of some others."""
+        """Return a name that the kernel of tiles does not have yet, and that is not in ``but``."""
         base = plain_name(name)
         base = f"{base}_" if base in _WORDS | but else base
         unique = next(n for n in chain([base], (f"{base}{i}" for i in count(2))) if n not in self._taken)
@@ -559,7 +571,7 @@ class Draft:
         self.values[op.results[0]] = x
 
     def _named(self, op: Op, x: Known, called: str = "") -> Any:
-        """Return a value under a new name: several expressions may read it."""
+        """Return a value under a new name, because several expressions may read it."""
         if not isinstance(x, Floats) or (self.text(x).isidentifier() and not called):
             return x
         name = self._unique(called or op.results[0])
@@ -576,7 +588,7 @@ class Draft:
         return Floats(text, axes, x.fmt, x.pad if axes[-1] == x.axes[-1] else None)
 
     def text(self, x: Known) -> str:
-        """Return a float as the kernel of tiles writes it."""
+        """Return the text of a float in the kernel of tiles."""
         assert isinstance(x, Floats | Number), x
         if isinstance(x, Floats) and x.is_transposed and all(x.axes):
             why = "a block that is loaded or computed transposed can only be a factor of tl.dot"
@@ -585,7 +597,9 @@ class Draft:
         return f"{x.text}.to({self.choices.fmt(x.fmt)!r})" if is_product and isinstance(x, Floats) else x.text
 
     def unlike(self, op: Op, why: str, every: Booleans) -> ProgramError:
-        """Return the error for programs that do unlike things; ``every``: which do one of them, (programs, 1)."""
+        """Return the error for programs that do different things; ``every``: which programs do one of them, (programs,
+        1).
+        """
         error = op.fail(why)
         if every.shape[1] > 1:
             return error
@@ -593,7 +607,7 @@ class Draft:
         return UnlikeProgramsError(str(error), self.ids[does])
 
     def _keep(self, programs: Integers) -> None:
-        """Go on with some of the programs, in that order."""
+        """Keep only some of the programs, in that order."""
         self.ids = self.ids[programs]
         for name, x in self.values.items():
             if isinstance(x, Affine | Condition | Elements):
@@ -614,7 +628,7 @@ class Draft:
 
 
 def _carried(loop: Op) -> tuple[list[str], list[str]]:
-    """Return the names of a loop's carried values inside of it, and the values that they begin with."""
+    """Return the names of a loop's carried values inside the loop, and their values at its start."""
     return loop.operands[4::2], loop.operands[5::2]
 
 

@@ -1,7 +1,7 @@
-"""Addresses, masks and loaded integers of blocks of two axes, whatever they are: an integer for each lane.
+"""Any addresses, masks and loaded integers of blocks of two axes, as an integer for each lane.
 
-Where blocks of two axes are read lane by lane, no address has to be linear along both axes, and a mask that is known at
-launch may be joined with one of compared values.
+If blocks of two axes are read lane by lane, addresses need not be linear along both axes, and a mask that is known at
+launch may be joined with a mask of compared values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from npusim.kernels.triton.values import (
 if TYPE_CHECKING:
     from npusim.kernels.triton.kernel_draft import LaneReading
 
-#: Pointers are integers of so many bits.
+#: Number of bits of a pointer as an integer.
 _WIDE = 64
 
 
@@ -47,29 +47,31 @@ class LaneElements(Memory, ABC):
     """Integers and masks of blocks of two axes, element by element, where the choices ask for it."""
 
     def _is_by_lanes(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a block is one of those that are read lane by lane."""
+        """Return whether a block is read lane by lane."""
         lanes: LaneReading | None = self.choices.way("lanes")
         return lanes is not None and (1 if lanes.axes == 1 else 0) <= len(shape) <= lanes.axes
 
     @cached_property
     def _where_taken(self) -> list[Booleans]:
-        """In which programs and iterations the branches at hand are taken, (programs, iterations) each."""
+        """The programs and iterations in which the current branches are taken, each as (programs, iterations)."""
         return []
 
     def _stores_lanes_alone(self, operations: Sequence[Op]) -> bool:
-        """Return whether operations store lanes of blocks, and no loop is among them: they may be done under a mask."""
+        """Return whether operations store lanes of blocks and contain no loop, so that they may be executed under a
+        mask.
+        """
         lanes: LaneReading | None = self.choices.way("lanes")
         stores = [o for o in operations if o.name in ("tt.store", "tt.descriptor_store")]
         is_plain = not any(o.name in ("scf.for", "scf.while") for o in operations)
         return lanes is not None and lanes.axes > 1 and is_plain and all(map(self._is_stored_by_lanes, stores))
 
     def _is_stored_by_lanes(self, op: Op) -> bool:
-        """Return whether the block that an operation stores is one of those that are stored lane by lane."""
+        """Return whether the block that an operation stores is stored lane by lane."""
         return self._is_by_lanes(shape_of(op.text)[0])
 
     @contextmanager
     def _taken_where(self, op: Op, every: Booleans) -> Iterator[None]:
-        """Hide what is loaded and stored meanwhile where a branch is not taken: all programs go through it."""
+        """Hide loads and stores in programs that do not take a branch, while all programs execute it."""
         why = "an if differs between programs or iterations: all of them go through it here, and its stores are masked"
         self.notes.append(f"{op.line}: {why}; the time includes them")
         self._where_taken.append(np.asarray(every))
@@ -77,7 +79,7 @@ class LaneElements(Memory, ABC):
         self._where_taken.pop()
 
     def _is_by_elements(self, shape: tuple[int, ...]) -> bool:
-        """Return whether integers of a block are read element by element: of one of two axes."""
+        """Return whether integers of a block are read element by element: those of a block of two axes."""
         return len(shape) > 1 and self._is_by_lanes(shape)
 
     def _integer(self, op: Op, a: Known, b: Known) -> None:
@@ -90,7 +92,7 @@ class LaneElements(Memory, ABC):
             super()._integer(op, *(self._as_block_of(op, x) if is_of_values else x for x in (a, b)))
 
     def _pointers(self, op: Op, pointer: Known, offset: Known) -> Known:
-        """Return addresses, linear ones or by a list where they are so."""
+        """Return addresses in linear form or by a list, if they have such a form."""
         if not isinstance(pointer, Pointers) or not isinstance(offset, Pointers):
             raise op.fail("an address that the kernel computes from values is not supported; load it as an integer")
         if not isinstance(pointer, Elements) and not isinstance(offset, Elements):
@@ -106,7 +108,7 @@ class LaneElements(Memory, ABC):
         return Elements(at, _WIDE, 1, of=argument_of(pointer))
 
     def _elements_at(self, op: Op, x: Pointers) -> tuple[Integers, Booleans]:
-        """Return addresses or integers of a block, (program, iteration, *axes), and which of these are known."""
+        """Return addresses or integers of a block, (program, iteration, *axes), and which of them are known."""
         if isinstance(x, Elements):
             return x.values, np.ones((1, 1), bool).reshape(1, 1, *(1 for _ in x.shape))
         known = known_of(op, x)
@@ -149,7 +151,7 @@ class LaneElements(Memory, ABC):
     def _integers_of_lanes(
         self, op: Op, tensor: IntegerTensor, pointer: Pointers, mask: Known | None, other: Known | None
     ) -> Elements:
-        """Return integers that a recorded call has as data, lane by lane; hidden ones are ``other``, or 0."""
+        """Return integers that are data of a recorded call, lane by lane; hidden lanes have ``other``, or 0."""
         data, bits = self._data_of(op, tensor, pointer), bits_of(op.type)
         at, held = self._held_lanes(op, pointer, mask)
         self._check_looked(op, tensor.name, data, at, held)
@@ -171,7 +173,8 @@ class LaneElements(Memory, ABC):
             held = elements_in(op, mask).values != 0
         for axis, n in enumerate(pointer.shape, 2):
             first = np.take(held, [0], axis)
-            if held.shape[axis] > n and np.all(held == first):  # what is alike for all rows of a loop over them
+            # the values that are the same for all rows of a loop over rows
+            if held.shape[axis] > n and np.all(held == first):
                 held = first
         taken = np.logical_and.reduce(np.broadcast_arrays(np.ones((1, 1), bool), *self._where_taken))
         held = held & taken.reshape(*taken.shape, *(1 for _ in pointer.shape))

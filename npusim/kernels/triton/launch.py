@@ -1,4 +1,4 @@
-"""A Triton kernel as a schedule: ``kernel.py::name[grid](arguments)``, the launch as Python has it.
+"""A Triton kernel as a schedule: ``kernel.py::name[grid](arguments)``, with the launch in Python's form.
 
 The launch is written in names of the problem: sizes (``batch``, ``heads``, ``kv_heads``, ``group``, ``seq_q``,
 ``seq_kv``, ``head_dim``, ``value_head_dim``, ``causal``, ``scale``, ``log2e``) and tensors (``q``, ``k``, ``v``,
@@ -59,20 +59,21 @@ if TYPE_CHECKING:
 
 #: A product in TTIR: its rows, the length of its sum, its columns.
 _DOT = r"tt\.dot [^:]*:[^:]*?tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>"
-#: Architectures below which Triton makes no code for tensor cores: 3.6 adds up in lanes on sm_75.
+#: The first architecture for which Triton generates code for tensor cores: on sm_75, Triton 3.6 adds products up in
+#: lanes.
 TENSOR_CORES = 80
-#: Triton's default of a launch, and the most tiles under way that times are known of.
+#: Triton's default of a launch, and the largest number of tiles in progress for which times are known.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
-#: log2 e as a kernel's float32 has it.
+#: log2 e in a kernel's float32.
 LOG2_E32 = float(np.float32(LOG2_E))
-#: ln 2 as CUDA's fast logarithm has it.
+#: ln 2 in CUDA's fast logarithm.
 LN_2 = float(np.float32(math.log(2.0)))
 _OPTIONS = MappingProxyType({"num_warps": 4, "num_stages": STAGES})  # triton 3.6, CUDAOptions
 
 
 def options_of(warps: int, stages: int) -> Mapping[str, object]:
-    """Return the defaults of a launch's options that Triton's compiler takes, where a machine has such fields."""
+    """Return the defaults of a launch's options that Triton's compiler uses, if a machine has such fields."""
     field = Field(
         default=stages,
         ge=min(OPTIONS["num_stages"]),
@@ -92,7 +93,7 @@ _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {"cdiv": ceil_div, "next_power_of_2": lambda n: 1 << (int(n) - 1).bit_length(), "min": min, "max": max}
     | {"int": int, "float": float, "sqrt": math.sqrt, "log2": math.log2}
 )
-#: Parts of an expression, and the largest integer in one: an argument of a launch has 64 bits.
+#: Largest number of parts of an expression, and largest integer in one: an argument of a launch has 64 bits.
 MOST_PARTS, LARGEST = 300, 2**63 - 1
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv, "Mod": operator.mod}
@@ -113,22 +114,23 @@ class TritonPrecision:
     """Choices that TTIR leaves open, by name.
 
     exp_variant
-        The implementation of a power of two; ``exp.*``: as e^(x ln 2), where a unit has no other.
+        The implementation of a power of two; ``exp.*``: as e^(x ln 2), if a unit has no other.
     functions
-        Whose implementations other functions and divisions of float32 are, by the operation of TTIR, as `FUNCTIONS`
-        has them; ``correct``: correctly rounded.  On GPUs ``tl.sqrt`` and ``/`` are approximate instructions, and
+        The origin of the implementations of other functions and of divisions of float32, by the operation of TTIR
+        (`FUNCTIONS`); ``correct``: correctly rounded.  On GPUs ``tl.sqrt`` and ``/`` are approximate instructions, and
         ``tl.sqrt_rn`` and ``tl.div_rn`` are correct.
     sum_order
-        Order of a row's sum; empty: that of NVIDIA's code by its layouts (``mma_lanes`` where Triton compiles none),
-        else the device's.
+        Order of a row's sum; empty: the order of NVIDIA's code according to its layouts (``mma_lanes`` if Triton
+        compiles none), otherwise the device's order.
     accumulate
-        ``chained``: the matrix unit adds to the accumulator; ``fresh``: a product alone, and an addition.
+        ``chained``: the matrix unit adds to the accumulator; ``fresh``: the product is computed alone, and an addition
+        follows.
     contracts
-        Whether multiplications and additions become one, as NVIDIA's compilers do by default.
+        Whether multiplications and additions become one operation, as they do by default in NVIDIA's compilers.
     arithmetic
         The arithmetic of matrix units; empty: the device's.
     is_exact
-        Whether everything is float64: the kernel's algorithm without rounding, the reference of its errors.
+        Whether all values are float64: this is the kernel's algorithm without rounding, the reference for its errors.
     """
 
     name: str
@@ -149,7 +151,7 @@ EXACT = TritonPrecision("exact", sum_order="sequential", contracts=False, arithm
 TURNS = "depth=0: the kernel uses a state before and after a product, so that no stage can run tiles ahead of another"
 UNCOUNTED_RETURNS = "the time leaves out programs that return early: the device file has no cost for them"
 _ON_GPUS = ("compiled", "unfused")
-#: Functions of float32 by whose they are: their forms by the operation of TTIR, or by the symbol of a library.
+#: Functions of float32 by their origin: their forms by the operation of TTIR, or by the symbol of a library.
 FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "correct": {},
@@ -169,9 +171,9 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "ascend_c": {"math.erf": "erf({}, 'erf.ascend_c')"},
     }
 )
-#: Of these functions, whose code clamps float32 between a number and its opposite by the smaller magnitude.
+#: The origins among them whose code clamps float32 between a number and its opposite by the smaller magnitude.
 BY_MAGNITUDE = ("cuda",)
-#: Compute capability on which GPUs' functions were measured, times ten, and what a run says elsewhere.
+#: Compute capability (times ten) on which GPUs' functions were measured, and the note of a run on other GPUs.
 MEASURED_FUNCTIONS = 90
 ASSUMED_FUNCTIONS = (
     "the GPU's float32 exponentials, roots, logarithms and divisions are assumed to have the bits of an H200's"
@@ -195,14 +197,14 @@ class Launch(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is on plain tensors, not on an attention's."""
+        """Whether its tensors are plain tensors, not those of an attention."""
         return any(re.search(r"\btensor\(", text) for text in self.arguments.values())
 
 
 def load(name: str) -> tuple[Schedule, ...]:
-    """Return the schedule that ``kernel.py::name[grid](arguments)`` stands for, one a core family.
+    """Return the schedule for ``kernel.py::name[grid](arguments)``, one for each core family.
 
-    Raises `SpecError`: no such file or kernel, a launch that does not fit the kernel's parameters.
+    Raises `SpecError` if there is no such file or kernel, or if the launch does not fit the kernel's parameters.
     """
     path = Path(launch_parts(name)[0])
     if not path.is_file():
@@ -245,10 +247,10 @@ def _load(name: str, path: str, changed: int) -> tuple[Schedule, ...]:
 
 
 def triton(function: Any, launch: str) -> str:
-    """Return the name by which `run`, `explore` and the other verbs take a Triton kernel.
+    """Return the name of a Triton kernel for `run`, `explore` and the other verbs.
 
     ``function``: a ``@triton.jit`` function, or the text ``kernel.py::name``; ``launch``: ``[grid](arguments)`` in
-    names of the problem, as `npusim help triton` has it.
+    names of the problem, as in `npusim help triton`.
 
     Examples
     --------
@@ -262,7 +264,7 @@ def triton(function: Any, launch: str) -> str:
 
 
 def launch_of(text: str, path: str, changed: int) -> Launch:
-    """Return a launch by its text, ``name[grid](arguments)``."""
+    """Return a launch for its text, ``name[grid](arguments)``."""
     wanted = text.partition("[")[0].partition("(")[0].strip()
     source = source_of(path, wanted, changed)
     try:
@@ -286,7 +288,7 @@ def launch_of(text: str, path: str, changed: int) -> Launch:
         if name in given:
             raise SpecError(f"{at}: {name} has two values, {given[name]} and {ast.unparse(value)}; write one")
         given[name] = _written(at, name, value)
-    # As in Triton: an option that is a parameter too has the value of both.
+    # As in Triton, an option that is also a parameter has one value for both.
     options = {n: _option(at, n, given.get(n, default)) for n, default in _OPTIONS.items()}
     given = {n: text for n, text in given.items() if n not in _OPTIONS or n in names}
     reference = given.pop("reference", "") if "reference" not in names else ""
@@ -328,7 +330,9 @@ def _plain(text: str) -> Any:
 
 
 def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: TritonPrecision, machine: Any) -> Phases:
-    """Return the phases of launches on a problem's tensors; warps and stages of the tiling are the last one's."""
+    """Return the phases of launches on a problem's tensors; the warps and stages of the tiling are those of the last
+    launch.
+    """
     _refuse_unused(launches, problem)
     names, phases = names_of(problem), list[Any]()
     for launch in launches:
@@ -347,7 +351,9 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
 
 
 def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
-    """Return a launch's arguments by parameter; ``names`` gain the tensors that it brings, under their parameters."""
+    """Return a launch's arguments by parameter; the launch's own tensors are added to ``names`` under the names of
+    their parameters.
+    """
     arguments, constants = dict[str, Any](), dict(launch.constants)
     for q in launch.source.parameters:
         value = names[q.name] if q.name in constants else evaluated(launch, q.name, names)
@@ -359,7 +365,7 @@ def arguments_of(launch: Launch, names: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor) and value.fmt not in POINTERS:
             raise SpecError(f"{at}: a pointer to {value.fmt}; allowed: {', '.join(POINTERS)}")
         if isinstance(value, Tensor) and (launch.is_plain or not value.name) and names.get(value.name) != value:
-            # An earlier launch may have one of that name.
+            # An earlier launch may have a tensor of that name.
             numbered = chain([q.name], (f"{q.name}{i}" for i in count(2)))
             free = next(n for n in numbered if not isinstance(names.get(n), Tensor))
             names[free] = value = replace(value, name=free)
@@ -396,8 +402,8 @@ def compiled_launch(
 ) -> tuple[Compiled, dict[str, Any], tuple[int, ...]]:
     """Return the code that Triton compiles for a launch, the launch's arguments by parameter, and its grid.
 
-    Arguments and grid are checked before Triton compiles, and with ``check`` TTIR, arguments and grid before it makes
-    code.
+    Arguments and grid are checked before Triton compiles; with ``check``, TTIR, arguments and grid are also checked
+    before it generates code.
     """
     arguments, words = arguments_of(launch, names), dict[str, object]()
     for q in launch.source.parameters:
@@ -418,12 +424,14 @@ def _is_gpu(device: DeviceSpec) -> bool:
 
 
 def architecture_of(device: DeviceSpec) -> str:
-    """Return the architecture that Triton makes code for; empty where it makes none, or none for tensor cores."""
+    """Return the architecture for which Triton generates code; empty if it generates none, or none for tensor cores."""
     return device.architecture if _capability(device) >= TENSOR_CORES else ""
 
 
 def code_of(device: DeviceSpec) -> str:
-    """Return the architecture whose machine code a device runs, as Triton's tools name it; empty as above."""
+    """Return the architecture whose machine code a device runs, by its name in Triton's tools; empty in the
+    same cases.
+    """
     return code_architecture(architecture_of(device))
 
 
@@ -438,9 +446,9 @@ def phase_read(
     p: TritonPrecision,
     machine: Any,
 ) -> list[Any]:
-    """Return the phases of a kernel that is compiled, the last with its fields if it has any; refuse one at its line.
+    """Return the phases of a compiled kernel, the last one with its fields if it has any; refuse a phase at its line.
 
-    Before the last there may be one that makes a factor of it.
+    Before the last phase there may be one that computes a factor of it.
     """
     device, is_gpu = machine.device, _is_gpu(machine.device)
     fuses = is_gpu and p.contracts and (made.fuses or bool(made.further) or not architecture_of(device))
@@ -468,7 +476,9 @@ def check_read(
     p: TritonPrecision,
     machine: Machine,
 ) -> None:
-    """Raise `ProgramError` for a kernel that is not read, whatever its compiler chooses: before code is made of it."""
+    """Raise `ProgramError` for a kernel that cannot be read, whatever its compiler chooses; this is done before code is
+    generated.
+    """
     choices = _choices(p, machine.device, fuses=p.contracts, order="mma_lanes")
     with refusing(line, name):
         for blocks in blocks_of(ttir, arguments, grid, choices):
@@ -478,7 +488,7 @@ def check_read(
 def _phases_of(
     made: Compiled, name: str, blocks: LaunchGrid, problem: AnyProblem, tiling: Tiling, p: TritonPrecision, machine: Any
 ) -> list[Any]:
-    """Return the phases of the blocks of a launch, the last with its fields if it has any."""
+    """Return the phases of the blocks of a launch, the last one with its fields if it has any."""
     device, is_gpu = machine.device, _is_gpu(machine.device)
     keeps = machine.keeps_factors
     *before, phase = blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=keeps)
@@ -512,7 +522,7 @@ def _phases_of(
 def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     """Return the arithmetic of products that a GPU adds up in float16 (``out_dtype=tl.float16``); empty: float32.
 
-    Raises `ProgramError` where some are and others are not, or the unit has no such arithmetic.
+    Raises `ProgramError` if only some products are added up so, or if the unit has no such arithmetic.
     """
     formats = {a for a, total in reader.sums_by_format if total == "f16"}
     if not formats:
@@ -526,14 +536,16 @@ def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
 
 
 def _of_code(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, str]:
-    """Return the arithmetic of products by format, where compiled code has another one than the device's own."""
+    """Return the arithmetic of products by format, for formats in which compiled code does not use the device's own
+    arithmetic.
+    """
     formats = made.eights.keys() & {FORMATS[a] for a, _ in reader.sums_by_format}
     of_lanes = {"float32": IEEE} if reader.precision == "ieee" else {}
     return {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats)} | of_lanes
 
 
 def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec) -> str:
-    """Return the arithmetic of a GPU's products in compiled code; raise `ProgramError` where it is not known."""
+    """Return the arithmetic of a GPU's products in compiled code; raise `ProgramError` if it is not known."""
     name = device.matrix_engine(SM).arithmetic_of(fmt)
     if not (unit := made.eights.get(fmt)):
         return name
@@ -551,9 +563,10 @@ def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec)
 
 
 def _choices(p: TritonPrecision, device: DeviceSpec | None = None, **of_code: Any) -> Choices:
-    """Return the choices of a precision, of a device, and of compiled code, as the reader writes them.
+    """Return the choices of a precision, of a device, and of compiled code in the form of the reader.
 
-    ``tl.exp`` has subnormal results; ``tl.exp2`` and ``fast_expf`` have zeros where the variant names a second form.
+    ``tl.exp`` has subnormal results; ``tl.exp2`` and ``fast_expf`` have zeros in their place if the variant names a
+    second form.
     """
     base, _, variant = p.exp_variant.partition(".")
     subnormal = f"{variant}_subnormal" if f"{variant}_subnormal" in VARIANTS[base] else variant
@@ -572,7 +585,9 @@ def _choices(p: TritonPrecision, device: DeviceSpec | None = None, **of_code: An
 def read_as(
     ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...], p: TritonPrecision
 ) -> list[LaunchGrid]:
-    """Return the blocks of a launch as a precision has it; raise `ProgramError` for a kernel that is not read."""
+    """Return the blocks of a launch with the choices of a precision; raise `ProgramError` for a kernel that cannot be
+    read.
+    """
     with refusing(line, name):
         return blocks_of(ttir, arguments, grid, _choices(p, fuses=p.contracts))
 
@@ -594,7 +609,7 @@ def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunc
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the number of programs along each of three axes; raise `SpecError` for a value that is no grid."""
+    """Return the number of programs along each of three axes; raise `SpecError` for a value that is not a grid."""
     wanted = evaluated(launch, "grid", names)
     grid = wanted if isinstance(wanted, tuple) else (wanted,)
     is_whole = all(isinstance(n, int) and 1 <= n <= LARGEST for n in grid)
@@ -606,7 +621,9 @@ def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _refuse_unused(launches: tuple[Launch, ...], problem: Any) -> None:
-    """Raise `SpecError` for a size that no expression of a launch uses: a misspelt one would be ignored in silence."""
+    """Raise `SpecError` for a size that no expression of a launch uses: a misspelt size would be ignored without a
+    message.
+    """
     texts = [text for launch in launches for text in (launch.grid, *launch.arguments.values())]
     used = {n.id for text in texts for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     for name in getattr(problem, "sizes", {}):
@@ -655,7 +672,7 @@ def reference_rows(
 def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
     """Return the phase with the compiler's results for it: stages, registers, shared memory.
 
-    ``at_once``: tiles that it loads as one block, 0 where it loops over tiles.
+    ``at_once``: number of tiles that it loads as one block; 0 if it loops over tiles.
     """
     stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
     is_staged = warp_issue(machine.device).copies.value == "staged"
@@ -677,9 +694,9 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
 
 
 def _whole_tile(phase: Phase, ttir: str) -> dict[str, int]:
-    """Return the sizes of a product's tile by axis where a mask leaves less of them: the code computes them all.
+    """Return, by axis, the sizes of a product's tile that a mask shortens; the code computes the complete tile.
 
-    None for a phase, or a kernel, with more products than one.
+    None for a phase, or a kernel, with more than one product.
     """
     products, dots = [s.rows[0] for s in phase.stages if s.is_product], re.findall(_DOT, ttir)
     if len(products) != 1 or len(dots) != 1:
@@ -688,7 +705,7 @@ def _whole_tile(phase: Phase, ttir: str) -> dict[str, int]:
     row_axis, column_axis = phase.names[row.dst].axes
     (sum_axis,) = {*phase.names[row.srcs[0]].axes} - {row_axis}
     whole = {row_axis: m, sum_axis: k, column_axis: n}
-    if any(phase.sizes[axis] > size for axis, size in whole.items()):  # of a product as its transpose
+    if any(phase.sizes[axis] > size for axis, size in whole.items()):  # the phase computes the transpose of the product
         return {}
     return {axis: size for axis, size in whole.items() if phase.sizes[axis] < size and axis != phase.loop_axis}
 
@@ -735,7 +752,9 @@ def _tensor(dtype: str, *shape: int, is_workspace: bool = False) -> Tensor:
 
 
 def evaluated(launch: Launch, what: str, names: Mapping[str, Any]) -> Any:
-    """Return an argument of a launch, or its grid; raise `SpecError` for a text that is no expression of the names."""
+    """Return an argument of a launch, or its grid; raise `SpecError` for a text that is not an expression of
+    the names.
+    """
     text = launch.grid if what == "grid" else launch.arguments[what]
     tree = ast.parse(text, mode="eval")
     for node in ast.walk(tree):

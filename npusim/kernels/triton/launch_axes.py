@@ -69,8 +69,8 @@ def readings(
     """Yield the view of the result with all of its axes assigned, one assignment after another.
 
     ``bases``: the places to which programs store; ``rows``, ``columns``: the largest numbers that one program stores;
-    ``is_part``: other stores write to other parts of the same tensor; ``is_ragged``: an axis may consist of groups, of
-    which the last is shorter.
+    ``is_part``: other stores write to other parts of the same tensor; ``is_ragged``: an axis may consist of groups, the
+    last of which is shorter.
     """
     view = view if is_row or view.groups[ROWS] else view.as_rows
     # A row may continue along all axes around it, like flat indices of tensors with other axes.

@@ -109,7 +109,7 @@ def is_part(reader: Reader, view: View) -> bool:
 def placed(reader: Reader, *, like: View | None = None) -> LaunchGrid:
     """Return the blocks of a launch; the readings of a recorded result's axes are tried until all views agree.
 
-    ``like``: the parts of which the result is the sum; it has their batch, heads and rows.  Raises `ProgramError` with
+    ``like``: the parts whose sum is the result; the result has their batch, heads and rows.  Raises `ProgramError` with
     the message of the first reading if none fits.
     """
     stored = reader.stored[0]
@@ -695,7 +695,7 @@ class LaunchGrid:
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."
                 raise self._fault(line, why)
         for axis, line in () if self.is_row else r.reduced_vectors:
-            if self.names.get(r.root(axis)) == "row":  # for a separate number of each row, the sum would be the number
+            if self.names.get(r.root(axis)) == "row":  # each row would have a separate number, which would be its sum
                 why = "a vector with a number for each stored row is reduced, which is not supported"
                 raise self._fault(line, f"{why}; store the sum or maximum in a separate kernel")
         for axis, line in () if self.stored.is_walked else (*r.reduced, *r.goes_down):

@@ -1,7 +1,7 @@
-"""The ways to read a launch as kernels of tiles: an ordered list, of which the first that reads it counts.
+"""The ways to read a launch as kernels of tiles, in order: the first way that reads the launch is used.
 
-A reading notes which of the choices that ways differ in it asked for (`Choices.way`): a way that differs from one that
-failed in others alone would fail in the same way, and is not tried.
+A reading notes those choices that it used and in which ways differ (`Choices.way`). A way that differs from a failed
+way only in other choices would fail in the same way, and is not tried.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import Function, Op, shape_of
 from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
-#: Kinds of programs that one launch may have, and what is said of the times of several kernels.
+#: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
-#: Whose fault comes before those of other ways: programs that do unlike things, then accesses of integers.
+#: Errors that precede those of other ways: programs that do different things, then accesses of integers.
 _FIRST = (UnlikeProgramsError, KnownKernelError)
 
 
 class _Prepared(NamedTuple):
-    """A kernel with reductions by own functions as maxima, and without loads of what the program itself stored."""
+    """A kernel in which reductions by own functions are maxima, and which does not load what the program
+    itself stored.
+    """
 
     function: Function
     arguments: Mapping[str, Any]
@@ -58,10 +60,10 @@ class _Refused(NamedTuple):
 
 @dataclass
 class _Tries:
-    """One kernel at one launch, and what its ways have in common.
+    """One kernel at one launch, and the data that its ways share.
 
-    ``kinds``: how many kinds of programs there may be; ``refused``: readings that failed, of all kernels of the launch;
-    ``first``, ``fault``: the fault of the first way, and that of all ways.
+    ``kinds``: largest number of kinds of programs; ``refused``: failed readings of all kernels of the launch;
+    ``first``, ``fault``: the fault of the first way, and the fault of all ways.
     """
 
     function: Function
@@ -82,12 +84,12 @@ class _Tries:
 
     @cached_property
     def of_tensors(self) -> list[Function]:
-        """A kernel for each tensor that the kernel stores; none if it stores one."""
+        """A kernel for each tensor that the kernel stores; none if it stores one tensor."""
         return results_apart(self.function)
 
     @cached_property
     def of_stores(self) -> list[Function]:
-        """A kernel for each store; none if no tensor has several."""
+        """A kernel for each store; none if no tensor has several stores."""
         return results_apart(with_neighbours_apart(self.function) or self.function, by_store=True)
 
     @cached_property
@@ -121,17 +123,19 @@ class _Tries:
     def of(
         self, function: Function, arguments: Mapping[str, Any], choices: Choices | None = None, *, fewer: int = 0
     ) -> _Tries:
-        """Return the tries of another kernel of the same launch, with fewer kinds of programs."""
+        """Return the attempts at another kernel of the same launch, with fewer kinds of programs."""
         return _Tries(function, arguments, self.grid, choices or self.choices, self.kinds - fewer, refused=self.refused)
 
     def note(self, error: ProgramError) -> None:
-        """Take in the fault of a way: that of the way that came further by lines, `_FIRST` before all others."""
+        """Record the fault of a way: the fault of the way that reached a later line is kept, and faults of
+        `_FIRST` come before all others.
+        """
         self.first = self.first or error
         self.fault = error if self.fault is None or _rank(error) > _rank(self.fault) else self.fault
 
 
 def _rank(error: ProgramError) -> tuple[int, int]:
-    """Return how much a fault says: by its kind, and by its line."""
+    """Return the priority of a fault, by its kind and by its line."""
     kind = next((len(_FIRST) - i for i, one in enumerate(_FIRST) if isinstance(error, one)), 0)
     line = re.match(r"[^:]*:(\d+): ", str(error))
     return kind, 0 if kind or line is None else int(line[1])
@@ -142,9 +146,10 @@ def _always(_: _Tries) -> bool:
 
 
 class Way(NamedTuple):
-    """A way to read a launch, and when it is tried; it returns no blocks, or raises `ProgramError`, where it fails.
+    """A way to read a launch, and the condition for trying it; a way that fails returns no blocks or raises
+    `ProgramError`.
 
-    ``is_reported``: whether its fault may be that of the launch.
+    ``is_reported``: whether its fault may be reported as the fault of the launch.
     """
 
     name: str
@@ -154,7 +159,7 @@ class Way(NamedTuple):
 
 
 def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
-    """Return the blocks of the first way that reads a launch; raise the fault of all ways where none does."""
+    """Return the blocks of the first way that reads a launch; if no way does, raise the fault of all ways."""
     for way in ways:
         if way.when(tries):
             try:
@@ -168,7 +173,7 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
 
 
 def _whole(tries: _Tries, changes: Mapping[str, Any]) -> list[LaunchGrid]:
-    """Read the kernel as one."""
+    """Read the kernel as one kernel of tiles."""
     return [tries.read(tries.function, replace(tries.choices, **changes))]
 
 
@@ -187,7 +192,7 @@ def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[Laun
 
 
 def _with_rows_listed(tries: _Tries) -> list[LaunchGrid]:
-    """Read a kernel with the rows of tensors that follow from no place stored to as lists of rows."""
+    """Read a kernel with rows as lists of rows, for tensors whose rows do not follow from a place that is stored to."""
     fault, choices = tries.first, tries.choices
     while isinstance(fault, UnplacedError):
         of = fault.of.partition(".")[0]
@@ -203,7 +208,9 @@ def _with_rows_listed(tries: _Tries) -> list[LaunchGrid]:
 
 
 def _with_starts_apart(tries: _Tries) -> list[LaunchGrid]:
-    """Read a kernel whose loops start from computed values as one that makes these and one that loads them."""
+    """Read a kernel whose loops start from computed values as two kernels: one computes these values and one loads
+    them.
+    """
     if (apart := starts_apart(tries.function, tries.arguments)) is None:
         return []
     with suppress(ProgramError):
@@ -218,14 +225,14 @@ def _with_starts_apart(tries: _Tries) -> list[LaunchGrid]:
 
 
 def _by_programs(tries: _Tries) -> list[LaunchGrid]:
-    """Read a launch whose programs do unlike things kind by kind."""
+    """Read a launch whose programs do different things, one kind of program after another."""
     fault, choices, grid = tries.fault, tries.choices, tries.grid
     assert isinstance(fault, UnlikeProgramsError)
     every = choices.programs or tuple(tuple(at[::-1]) for at in product(*(range(n) for n in grid[::-1])))
     some, others = (tuple(at for at in every if (at in fault.some) is is_one) for is_one in (True, False))
     if not some or not others:
         return []
-    tries.fault = None  # the kinds are what is left to read
+    tries.fault = None  # the kinds that are left to read
     made = list[LaunchGrid]()
     for programs in sorted((some, others), key=len, reverse=True):
         own = replace(choices, programs=programs)
@@ -265,13 +272,13 @@ def _stores_one_column(tries: _Tries) -> bool:
 
 
 def _added(tries: _Tries) -> list[LaunchGrid]:
-    """Read a kernel with atomic additions: one that adds the parts, and those that make them."""
+    """Read a kernel with atomic additions as one kernel that adds the parts, and kernels that compute them."""
     function, arguments = tries.function, tries.arguments
     if every := atomics_apart(function):
         made = _kernels(tries.of(every[0], arguments))
         for one in every[1:]:
             last, *before = _kernels(tries.of(one, arguments))
-            made += [*before, last]  # the first of all runs behind all others
+            made += [*before, last]  # the first kernel runs after all others
         why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
         return made
@@ -294,9 +301,11 @@ def _added(tries: _Tries) -> list[LaunchGrid]:
 def _with_adder(
     tries: _Tries, apart: PartsApart, makers: list[LaunchGrid]
 ) -> tuple[PartsApart, list[LaunchGrid], LaunchGrid]:
-    """Return the kernels of atomic additions, the blocks of the one that makes the parts, and those of the other one.
+    """Return the kernels of atomic additions, the blocks of the kernel that computes the parts, and those of the other
+    kernel.
 
-    Numbers of rows, one below the other, are added one by one, in the axes that they are stored along, or flat.
+    Rows of numbers, one below the other, are added one by one, along the axes along which they are stored, or as flat
+    rows.
     """
     function, arguments, adders = tries.function, tries.arguments, replace(tries.choices, orders={}, sums={})
     stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
@@ -324,7 +333,9 @@ def _checked_adder(
 
 
 def _with(name: str, *each_of: str, when: Callable[[_Tries], bool] = _always, **ways: bool | str) -> list[Way]:
-    """Return the ways of some choices: of the kernel as one (an empty word), of a kernel for each tensor or store."""
+    """Return the ways for some choices: of the kernel as one (an empty word), or of a kernel for each tensor
+    or store.
+    """
     return [
         Way(f"{name}, a kernel for each {x}", partial(_apart, changes=ways, each_of=x), when)
         if x
@@ -366,7 +377,7 @@ WAYS = (
 
 
 def _kernels(tries: _Tries) -> list[LaunchGrid]:
-    """Return the blocks of one kernel of a launch, and of those that it is read as."""
+    """Return the blocks of one kernel of a launch, or of the kernels as which it is read."""
     return _added(tries) if has_atomics(tries.function) else _first_read(WAYS, tries)
 
 
@@ -397,7 +408,7 @@ def _checked(tries: _Tries, made: list[LaunchGrid]) -> list[LaunchGrid]:
 
 
 def _of_integers(tries: _Tries) -> list[LaunchGrid]:
-    """Read a kernel of integers alone as one that stores them."""
+    """Read a kernel that only computes integers as a kernel that stores them."""
     made = list[LaunchGrid]()
     for i, (own, given, size) in enumerate(known_kernels(tries.function, tries.arguments, tries.grid)):
         one = placed(read_launch(own, given, size, tries.choices))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     #: The integers of the programs that represent all programs, and for each program the index of its representative.
     Kinds = Callable[[Integers], tuple[Integers, Integers]]
 
-#: Most entries of a table of the integers of all programs and iterations.
+#: Largest number of entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
 #: Bits of integers that are read without their sign.
 BYTE = 8
@@ -288,19 +288,19 @@ def holds_of(op: Op, mask: ListedMask | Condition) -> Any:
 
 
 def known_of(op: Op, x: Listed | ListedMask | Affine) -> Any:
-    """Return which elements have a value; None for all."""
+    """Return which elements have a value; None for all elements."""
     return _known(op, x) if isinstance(x, Affine) or x.beyond is None else None
 
 
 def _known(op: Op, *values: Listed | ListedMask | Affine) -> Any:
-    """Return which elements all of some integers have; None for all."""
+    """Return which elements all of the given integers have; None for all elements."""
     known = [known_elements(op, (x if isinstance(x, Affine) else x.at).limits(), x.shape) for x in values]
     both = [k for k in known if k is not None]
     return np.logical_and.reduce(np.broadcast_arrays(*both)) if both else None
 
 
 def _defined(op: Op, x: Listed | ListedMask | Affine) -> Any:
-    """Return which elements of integers, or of a mask, have a value; True for all."""
+    """Return which elements of integers, or of a mask, have a value; True for all elements."""
     known = known_of(op, x)
     return True if known is None else known
 
@@ -334,7 +334,7 @@ def _in_bits(op: Op, x: Listed) -> Listed:
 
 
 def listed_in_bits(op: Op, x: Listed, bits: int, *, is_signed: bool) -> Listed:
-    """Return a list in a type with another number of bits; a byte below 0 without its sign if it is completely in the
+    """Return a list in a type with another number of bits; a negative byte becomes unsigned if it is completely in the
     table.
     """
     if not is_signed and x.rest.bits == BYTE and (whole := _folded(x)) is not None:
@@ -471,7 +471,9 @@ def joined_masks(op: Op, name: str, a: ListedMask, b: ListedMask | Condition) ->
 
 
 def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: ListedMask) -> ListedMask | None:
-    """Return masks by two tables along one axis of a block as one by a table of all programs; None for two axes."""
+    """Return masks by two tables along one axis of a block as one mask by a table of all programs; None for two
+    axes.
+    """
     if a.at.of or b.at.of or _axis(a) is None or _axis(a) != _axis(b):
         return None
     thin = [replace(x, at=_own_axis(x), within=None) for x in (a, b)]
@@ -501,8 +503,8 @@ def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Intege
 
 
 def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
-    """Return a list with a part of its rest, (program, iteration), in the table; if programs differ, by its
-    elements.
+    """Return a list with a part of its rest, (program, iteration), in the table; if programs differ, the table is built
+    from the elements.
     """
     rest = replace(x.rest, base=x.rest.base - shift)
     if not np.ptp(shift):
@@ -515,8 +517,8 @@ def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
 
 
 def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
-    """Return pointers whose table advances along an axis of a block along which they are linear too, by one table of
-    all programs: one element, or row, for each row of the block.
+    """Return pointers whose table advances along an axis of a block along which they are also linear, as pointers by
+    one table of all programs: one element, or row, for each row of the block.
     """
     axis = _axis(x)
     if axis is None or not x.rest.steps[axis]:
@@ -531,7 +533,7 @@ def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
 
 
 def inverted(mask: ListedMask) -> ListedMask:
-    """Return the negation of a mask by a table alone."""
+    """Return the negation of a mask by a table only."""
     return replace(mask, holds=~mask.holds, beyond=None if mask.beyond is None else not mask.beyond)
 
 
@@ -570,7 +572,7 @@ def without_hidden(op: Op, x: Listed, mask: ListedMask, source: View) -> Listed:
 
 
 def _axes_along(source: View, table: Integers) -> tuple[int, ...]:
-    """Return the axes of a tensor along which a table's entries lead."""
+    """Return the axes of a tensor along which a table's entries move."""
     along = tuple(i for i in range(len(source.sizes)) if np.any(source.index((i,), table)))
     return along or tuple(sorted(range(len(source.sizes)), key=lambda i: -source.by[i])[:1])
 

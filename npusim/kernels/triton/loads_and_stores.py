@@ -1,4 +1,4 @@
-"""Loads and stores of a kernel: which axes of a tensor they go along, and how much of a block masks leave."""
+"""Loads and stores of a kernel: the axes of a tensor that they follow, and the part of a block that masks leave."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from npusim.kernels.triton.values import (
     truth,
 )
 
-#: What leaves a block's elements in their order, or exchanges its axes.
+#: Operations that leave a block's elements in their order, or exchange its axes.
 CONVERSIONS = ("arith.truncf", "arith.extf", "tt.fp_to_fp", "tt.trans", "ttg.convert_layout")
 
 
@@ -100,13 +100,13 @@ class Memory(ExactIntegers):
         self._load(op, self._in_rows(op, pointer, mask), mask, other, shape_of(op.type)[1])
 
     def _is_turned_vector(self, op: Op, *others: Known | None) -> bool:
-        """Return whether a load is of a block with one row or column that is read transposed alone."""
+        """Return whether a load is of a block with one row or column that is only read transposed."""
         shape, readers = shape_of(op.type)[0], self._uses.get(op.results[0], [])
         is_vector = len(shape) == 2 and 1 in shape and bool(readers) and all(o.name == "tt.trans" for o in readers)
         return is_vector and all(isinstance(x, Condition | Number | Affine | None) for x in others)
 
     def _load_turned(self, op: Op, pointer: Affine | Listed, mask: Known | None, other: Known | None) -> None:
-        """Load a row in place of a column that is transposed, or the other way round."""
+        """Load a row in place of a column that is transposed, or a column in place of a row."""
 
         def turned(x: Known) -> Known:
             """Return addresses, a mask or a number with the axes exchanged."""
@@ -123,8 +123,8 @@ class Memory(ExactIntegers):
         self._set(op, replace(loaded, axes=loaded.axes[::-1], is_transposed=not loaded.is_transposed))
 
     def _load_rows(self, op: Op, pointer: Affine, mask: Known | None, other: Known | None) -> None:
-        """Load a block whose rows are a list; a mask that leaves all or nothing of it, by program, is applied after a
-        load of the first row in place of those that it hides.
+        """Load a block whose rows are a list. If a mask leaves all or nothing of the block in each program, hidden rows
+        are loaded as the first row, and the mask is applied after the load.
         """
         condition = Condition(()) if mask is None else self._condition(op, mask)
         whole = list[tuple[str, Affine]]()
@@ -141,7 +141,7 @@ class Memory(ExactIntegers):
             self._fixed_choice(op, Condition(tuple(whole)), self._named(op, loaded), number)
 
     def _load_elements(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
-        """Load a row by a list of its elements, of which those that a mask of indices hides are a number."""
+        """Load a row by a list of its elements; the elements that a mask of indices hides are a number."""
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         if not isinstance(number, Number):
             raise op.fail("a tl.load whose mask hides other elements than the last ones needs a number as other=")
@@ -154,14 +154,16 @@ class Memory(ExactIntegers):
         self._load(op, at, None, number, shape_of(op.type)[1])
 
     def _is_window(self, pointer: Affine, other: Known | None) -> bool:
-        """Return whether a block of which a mask of indices hides any elements is read as a list of the others."""
+        """Return whether a block in which a mask of indices hides any elements is read as a list of the
+        other elements.
+        """
         is_plain = type(self.arguments[pointer.of]) is View and isinstance(other, Number | None)
         return is_plain and self._walk is None and bool(pointer.shape) and bool(self.choices.way("hides_elements"))
 
     def _load_window(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
     ) -> None:
-        """Load a block by a list of its elements, of which those that a mask of indices hides are a number."""
+        """Load a block by a list of its elements; the elements that a mask of indices hides are a number."""
         self.hidden.windowed.add(pointer.of)
         self._check_visible(op, pointer, bounds, rest)
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
@@ -186,7 +188,7 @@ class Memory(ExactIntegers):
         return False
 
     def _load_by_values(self, op: Op, pointer: Affine | Listed, mask: ValueComparison, other: Known | None) -> None:
-        """Load what a mask of values hides too, within its mask of indices, and choose behind it."""
+        """Load also the elements that a mask of values hides, within its mask of indices, and choose after the load."""
         self._tt_load(op, pointer, mask.within, other if mask.within is not None else None)
         loaded = self.values[op.results[0]]
         if not isinstance(loaded, Floats) or not isinstance(other, Number | None):
@@ -199,7 +201,7 @@ class Memory(ExactIntegers):
         self._by_value(op, replace(mask, within=None), named, Number(0.0, "0.0") if other is None else other)
 
     def _load_where_held(self, op: Op, pointer: Affine | Listed, mask: ListedMask, other: Known | None) -> None:
-        """Load all elements, and put a number in place of those that a mask by loaded integers hides."""
+        """Load all elements, and replace those that a mask by loaded integers hides by a number."""
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         held = where_held(op, pointer, mask, self._kinds_of_all) if isinstance(pointer, Listed) else pointer
         if held is None or not isinstance(number, Number):
@@ -217,7 +219,7 @@ class Memory(ExactIntegers):
             self._by_value(op, chosen, self._named(op, loaded), number)
 
     def _turned_round(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
-        """Return addresses that go down along an axis of a block as a list of those that a mask leaves."""
+        """Return addresses that decrease along an axis of a block as a list of those that a mask leaves."""
         if not isinstance(pointer, Affine):
             return pointer
         axis = next(
@@ -234,10 +236,10 @@ class Memory(ExactIntegers):
         return Listed(rest, step * np.arange(count)[::-1], at)
 
     def _as_listed(self, op: Op, pointer: Affine | Listed, mask: Known | None) -> Affine | Listed:
-        """Return addresses by a loaded integer, of each program and iteration, as a list of all of them; also those of
+        """Return addresses by a loaded integer of each program and iteration as a list of all addresses; the same for
         single elements that a loop visits from the last to the first.
 
-        Of a block in a loop the list leads along the tensor's other axes than the block goes along.
+        For a block in a loop, the list moves along those axes of the tensor that the block does not have.
         """
         if not isinstance(pointer, Affine):
             return pointer
@@ -263,10 +265,10 @@ class Memory(ExactIntegers):
         return Listed(rest, table[kinds].reshape(-1), Affine(at, (0,) * len(pointer.shape), pointer.shape))
 
     def _with_rows_listed(self, op: Op, pointer: Affine, mask: Condition | None, whole: Condition) -> Affine | Listed:
-        """Return a block's addresses as a list of its rows, those of all programs; as they are in a loop.
+        """Return a block's addresses as a list of its rows in all programs; in a loop, return them as they are.
 
-        ``whole``: in the programs in which it holds, the block is loaded.
-        Of a tensor whose rows are longer than the block's, they may be listed too: the first element of each block's.
+        ``whole``: the block is loaded in the programs for which it is true. If the tensor's rows are longer than the
+        block's, they may also be listed, by the first element of each row of the block.
         """
         if pointer.base.shape[1] > 1 or not pointer.shape:
             return pointer
@@ -301,9 +303,9 @@ class Memory(ExactIntegers):
         return Listed(rest, made.table, replace(made.at, shape=pointer.shape))
 
     def _kinds(self, table: Integers) -> tuple[Integers, Integers]:
-        """Return programs that stand for all, and for each program its number among these.
+        """Return programs that represent all programs, and for each program the number of its representative.
 
-        Programs whose numbers along an axis of the grid change nothing are of one kind.
+        Programs are of one kind if their numbers along an axis of the grid have no effect.
         """
         ids = self.ids.copy()
         for axis in range(ids.shape[1]):
@@ -338,9 +340,9 @@ class Memory(ExactIntegers):
         pointer, tensor = self._in_cut(op, pointer, mask) or self._in_part(pointer)
         lanes, shape = self._lanes(op, mask, pointer), pointer.shape
         if self._walk is None and isinstance(other, Number) and any(np.all(left <= 0) for left in lanes):
-            self._set(op, replace(other, shape=shape))  # of no program is anything loaded
+            self._set(op, replace(other, shape=shape))  # no program loads anything
             return
-        if not any(pointer.steps) or not (all(pointer.steps) or self._is_factor(op)):  # one element for some lanes
+        if not any(pointer.steps) or not (all(pointer.steps) or self._is_factor(op)):  # some lanes share one element
             by_step = list(zip(pointer.steps, shape, pointer.limits(), strict=True))
             limits = tuple(most if step else None for step, _, most in by_step)
             pointer = replace(pointer, shape=tuple(n if step else 1 for step, n, _ in by_step), left=limits)
@@ -375,7 +377,7 @@ class Memory(ExactIntegers):
         self._in_lanes(op, Floats(name, axes, fmt, pad, is_transposed), shape, lanes, other)
 
     def _join_loads(self, op: Op, before: Load, pointer: Affine, left: list[Integers]) -> None:
-        """Take the tiles that a loop loads into those that the loop before it loads; refuse others."""
+        """Add the tiles that a loop loads to those that the loop before it loads; refuse other tiles."""
         if any(x.of == pointer.of for x in self.stored):
             raise op.fail(
                 f"{pointer.of} is loaded after a store to it, which is not supported; pass a copy to the kernel"
@@ -385,7 +387,7 @@ class Memory(ExactIntegers):
                 f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
             )
         if not self.choices.is_apart:
-            if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # that of this loop is joined to it
+            if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # the tensor of this loop is joined to it
                 raise op.fail(
                     f"the loop reads {pointer.of} more often than the loop before it; read the same tiles in both"
                 )
@@ -397,7 +399,9 @@ class Memory(ExactIntegers):
             )
 
     def _note_cuts(self, axes: Sequence[str | None], shape: Sequence[int], left: Sequence[Integers]) -> None:
-        """Note axes along which a mask hides lanes, and those where it does so in some iterations of a loop alone."""
+        """Note axes along which a mask hides lanes, and axes along which it does so only in some iterations of
+        a loop.
+        """
         for axis, n, some in zip(axes, shape, left, strict=True):
             is_read, seen = np.broadcast_arrays(self.is_read(some.shape[1]), np.minimum(some, n))
             if np.any((seen < n) & is_read):
@@ -407,7 +411,9 @@ class Memory(ExactIntegers):
                     self._walk.partial[axis] = is_seen and self._walk.partial.get(axis, True)
 
     def _bounds_and_rest(self, op: Op, mask: Known | None) -> tuple[Known | None, Condition | None]:
-        """Return the bounds of a block's axes that a load's mask has, and what else it asks of indices, if anything."""
+        """Return the bounds of a block's axes in a load's mask, and the other conditions on indices in it, if there are
+        any.
+        """
         if not isinstance(mask, Condition):
             return mask, None
         others = [
@@ -431,7 +437,7 @@ class Memory(ExactIntegers):
     def _load_and_choose(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, other: Known | None, fmt: str
     ) -> None:
-        """Load the elements within bounds, and put a number in place of those that the rest of a mask hides."""
+        """Load the elements within bounds, and replace those that the rest of a mask hides by a number."""
         number = Number(0.0, "0.0", pointer.shape) if other is None else other
         why = "a mask of tl.load that is not an upper bound of its axes"
         if not isinstance(number, Number):
@@ -458,7 +464,9 @@ class Memory(ExactIntegers):
             choose(op, rest, self._named(op, loaded), number)
 
     def _in_visible_lanes(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> Affine:
-        """Return pointers of which lanes that a mask hides in all programs alike have the address of a visible one."""
+        """Return pointers with the address of a visible lane in place of lanes that a mask hides equally in all
+        programs.
+        """
         if not self.choices.way("chooses_lanes"):
             return pointer
         for axis, (step, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)):
@@ -479,10 +487,10 @@ class Memory(ExactIntegers):
     def _of_visible_lanes(
         self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition, *, drops: bool = False
     ) -> Affine:
-        """Return pointers of which lanes that a mask hides, program by program, have the address of a visible one; or,
-        ``drops``, none.
+        """Return pointers with the address of a visible lane, or no address if ``drops``, in place of lanes that a mask
+        hides, program by program.
 
-        As they are where the mask goes along no axis, or along several.
+        If the mask is along no axis, or along several, the pointers are returned as they are.
         """
         along = {i for _, d in rest.every for i, s in enumerate(d.steps) if s}
         if rest.either or len(along) != 1 or any(x is not None for x in pointer.limits()):
@@ -506,7 +514,7 @@ class Memory(ExactIntegers):
         return self._in_rows(op, listed, bounds, drops=drops)
 
     def _check_visible(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> None:
-        """Raise `ProgramError` where a lane that a mask leaves is beyond its tensor."""
+        """Raise `ProgramError` if a lane that a mask leaves is beyond its tensor."""
         view = self.arguments[pointer.of]
         held = truth(op, rest if bounds is None else rest & self._condition(op, bounds))
         at, held = np.broadcast_arrays(elements(op, pointer), held)
@@ -517,7 +525,9 @@ class Memory(ExactIntegers):
             raise op.fail(f"{pointer.of}: a program accesses an element beyond the tensor, and no mask prevents it")
 
     def _in_lanes(self, op: Op, x: Floats, shape: tuple[int, ...], lanes: list[Integers], other: Known | None) -> None:
-        """Set a loaded block; where a mask hides some lanes of one element, each lane has a separate value."""
+        """Set a loaded block; if a mask hides some of the lanes that share one element, each lane has a
+        separate value.
+        """
         sides = enumerate(zip(shape, lanes, strict=True))
         hidden = [i for i, (n, most) in sides if np.any((most < n) & self.is_read(most.shape[1]))]
         alike = [i for i in hidden if x.axes[i] is None and shape[i] > 1]
@@ -531,7 +541,7 @@ class Memory(ExactIntegers):
         self._set(op, self._named(op, x))
 
     def _is_factor(self, op: Op) -> bool:
-        """Return whether a product reads what an operation makes, as it is or converted."""
+        """Return whether a product reads the result of an operation, directly or after a conversion."""
         readers = self._uses.get(op.results[0], [])
         return any(o.name == "tt.dot" or (o.name in CONVERSIONS and self._is_factor(o)) for o in readers)
 
@@ -541,8 +551,8 @@ class Memory(ExactIntegers):
         return len(self.walks) if self._walk is not None else 0
 
     def _in_cut(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Tensor] | None:
-        """Return a block's pointers in a tensor of the columns that it has in all programs; None where it has others,
-        or all columns.
+        """Return a block's pointers in a tensor that has only the block's columns; None if these differ between
+        programs, or are all columns.
         """
         view = self.arguments[pointer.of]
         steps = [(s, i) for i, (s, n) in enumerate(zip(pointer.steps, pointer.shape, strict=True)) if s and n > 1]
@@ -556,7 +566,9 @@ class Memory(ExactIntegers):
             return None
 
         def along(one: View) -> tuple[int | None, int, int, bool]:
-            """Return the axis of the columns, the first one and how many, and whether all programs have these."""
+            """Return the axis of the columns, the first column and their number, and whether these are the same in all
+            programs.
+            """
             axis = next((a for a, by in enumerate(one.by) if by == step), None)
             at = first if axis is None else one.index((axis,), first)
             is_one = not (np.ptp(counts) or np.ptp(at))
@@ -597,10 +609,10 @@ class Memory(ExactIntegers):
                 and x.pointer.shape != pointer.shape
                 and self._is_read_alone(name)
             ):
-                parts.append(x.of)  # one element, apart from blocks
+                parts.append(x.of)  # a single element, separate from blocks
                 continue
             if x.is_walked != is_walked and self._is_read_alone(name) and self.choices.way("parts_by_loops"):
-                parts.append(x.of)  # what a loop goes through, apart from what it does not
+                parts.append(x.of)  # the part that a loop visits is separate from the rest
                 continue
             apart = x.pointer.base - pointer.base if x.walk == self._loop else np.zeros((1, 1), np.int64)
             is_like = (x.pointer.shape, x.pointer.steps) == (pointer.shape, pointer.steps)
@@ -614,7 +626,7 @@ class Memory(ExactIntegers):
         return pointer, self.arguments[pointer.of]
 
     def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
-        """Return a mask by a table as one that is loaded: of tensors of integers alone."""
+        """Return a mask by a table as a mask that is loaded; this is done only for tensors of integers."""
         tensor = self.arguments.get(x.at.of)
         if not isinstance(tensor, IntegerTensor):
             raise op.fail("a mask of a tile depends on integers from several loads or tensors, which is not supported")
@@ -648,16 +660,17 @@ class Memory(ExactIntegers):
         return ValueComparison(made, x.within)
 
     def _element_of(self, pointer: Pointers) -> str:
-        """Return the element type of the tensor that a pointer is into, as TTIR calls it."""
+        """Return the element type of the tensor that a pointer is into, by TTIR's name."""
         of = argument_of(pointer).partition(".")[0]
         return shape_of(self.function.parameters[of])[1]
 
     def _in_rows(
         self, op: Op, pointer: Affine | Listed, mask: Known | None, *, drops: bool = False, hidden: float | None = None
     ) -> Affine:
-        """Return pointers of a block whose rows go by a table in a tensor of these rows; others as they are.
+        """Return pointers of a block whose rows are given by a table as pointers into a tensor of these rows; return
+        other pointers as they are.
 
-        ``drops``: the table has entries that lead to no row, of lanes that a mask hides; ``hidden``: these are loaded
+        ``drops``: for lanes that a mask hides, the table has entries that point to no row; ``hidden``: these are loaded
         as a number.
         """
         if isinstance(pointer, Affine):
@@ -695,7 +708,9 @@ class Memory(ExactIntegers):
         return made
 
     def _in_order(self, x: Listed, mask: Known | None, op: Op) -> Listed:
-        """Return pointers by a table of each program's entries, alike programs' once, in the order of the programs."""
+        """Return pointers by a table of each program's entries, in the order of the programs; equal programs share
+        entries.
+        """
         axis = next((i for i, (s, n) in enumerate(zip(x.at.steps, x.shape, strict=True)) if s and n > 1), None)
         if axis is None or x.at.base.shape[1] > 1:
             return x
@@ -710,7 +725,8 @@ class Memory(ExactIntegers):
         return replace(x, table=entries[first[order]].reshape(-1), at=replace(x.at, base=base, steps=steps))
 
     def _without_hidden(self, op: Op, x: Listed, mask: Known | None) -> Listed:
-        """Return pointers by a table of indices without the lanes behind the last that a mask leaves in any program.
+        """Return pointers by a table of indices without the lanes after the last lane that a mask leaves in any
+        program.
 
         Other entries that it hides in all programs and iterations become 0.  Tables of loaded integers stay.
         """
@@ -730,17 +746,17 @@ class Memory(ExactIntegers):
         return replace(x, table=table, at=replace(x.at, base=base))
 
     def _is_read_first(self, op: Op, of: str) -> bool:
-        """Return whether no store to a tensor can be before an access: there is none, or the access is a load before
-        all loops and stores to it.
+        """Return whether no store to a tensor can precede an access: there is no store, or the access is a load before
+        all loops and stores to the tensor.
 
-        That no other program stores there is looked at where all accesses are known.
+        Whether another program stores there is examined when all accesses are known.
         """
         is_first = op in self.function.operations and not any(x.of.partition(".")[0] == of for x in self.stored)
         is_one = op.name == "tt.load" and not shape_of(op.type)[0]
         return self._is_read_alone(of) or (is_first and is_one and self._walk is None)
 
     def _visited(self, pointer: Affine, view: GatheredView) -> GatheredView:
-        """Return rows by a table without those of iterations that no program has."""
+        """Return rows by a table without the rows of iterations that no program has."""
         axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
         if self._walk is None or pointer.base.shape[1] == 1:
             return view
@@ -754,7 +770,7 @@ class Memory(ExactIntegers):
     def _check_rows(
         self, op: Op, pointer: Affine, view: GatheredView, lanes: Sequence[Integers], *, drops: bool
     ) -> None:
-        """Raise `ProgramError` for a row that is accessed and is none of the tensor, or stored to twice."""
+        """Raise `ProgramError` for an accessed row that is not a row of the tensor, or that is stored to twice."""
         axis = next((i for i, s in enumerate(pointer.steps) if abs(s) >= view.by_row), None)
         n, step, most = 1, 0, np.ones((1, 1), np.int64)  # of one element
         if axis is not None:
@@ -777,7 +793,7 @@ class Memory(ExactIntegers):
     def _looked_up(
         self, op: Op, tensor: IntegerTensor, pointer: Affine | Listed, mask: Known | None, other: Known | None
     ) -> Affine | Listed | Condition:
-        """Return integers that a recorded call has as data; for a block, the elements that the mask leaves."""
+        """Return integers that are data of a recorded call; for a block, the elements that the mask leaves."""
         of, data = argument_of(pointer), self._data_of(op, tensor, pointer)
         condition, alike = self._kept_by(op, mask), None
         if isinstance(pointer, Listed) and self._walk is not None:
@@ -840,9 +856,9 @@ class Memory(ExactIntegers):
     def _check_looked(
         self, op: Op, of: str, data: Integers, places: Integers, known: Booleans, programs: Integers | None = None
     ) -> None:
-        """Note which integers programs load, those of ``known`` places; refuse places beyond the tensor.
+        """Note which integers programs load, for places that are ``known``; refuse places beyond the tensor.
 
-        ``programs``: those whose places they are; None for all.
+        ``programs``: the programs that the places belong to; None for all.
         """
         if np.any(is_beyond := known & ((places < 0) | (places >= len(data)))):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
@@ -852,7 +868,9 @@ class Memory(ExactIntegers):
         self._note_looked(of, places, known, op.line)
 
     def _note_looked(self, of: str, places: Integers, known: Booleans, line: Line) -> None:
-        """Note which integers of a tensor each program loads; of a loop over tiles, or of many, they are not known."""
+        """Note which integers of a tensor each program loads; in a loop over tiles, or for many integers, they are not
+        known.
+        """
         noted, count = self.looked_at.setdefault(of, []), places[0].size * len(self.ids)
         if noted is None or self._walk is not None or count > MOST_ELEMENTS:
             self.looked_at[of] = None
@@ -881,7 +899,7 @@ class Memory(ExactIntegers):
         raise op.fail(f"{pointer.of}: {why}{self._looked(op, program, time)}")
 
     def _is_beyond(self, pointer: Affine, left: Sequence[Integers]) -> Booleans:
-        """Return in which programs and iterations some address of a block is beyond its recorded view."""
+        """Return the programs and iterations in which some address of a block is beyond its recorded view."""
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View) or not tensor.sizes:
             return np.zeros((1, 1), bool)
@@ -891,7 +909,7 @@ class Memory(ExactIntegers):
         return beyond
 
     def _looked(self, op: Op, program: int, time: int) -> str:
-        """Return which integers that a kernel loads an address is computed from, for one program and iteration."""
+        """Return the integers loaded by a kernel from which an address is computed, for one program and iteration."""
         said = ""
         for name, load in self.looked_up(op.operands[0]).items():
             x, of = self.values.get(name), self.values[load.operands[0]]
@@ -901,7 +919,7 @@ class Memory(ExactIntegers):
         return said
 
     def _begin_anew(self, op: Op, mask: Known | None, pointer: Affine, left: Sequence[Integers]) -> list[bool]:
-        """Return of each axis of a block whether it has elements beyond its known ones that no mask hides."""
+        """Return, for each axis of a block, whether it has elements beyond its known elements that no mask hides."""
         if all(x is None for x in pointer.limits()):
             return [False] * len(left)
         every = self._left(op, mask, replace(pointer, left=()))
@@ -909,13 +927,13 @@ class Memory(ExactIntegers):
         return [bool(np.any((some < whole) & is_read)) for some, whole in zip(left, every, strict=True)]
 
     def _with_one_index(self, pointer: Affine, left: list[Integers]) -> Affine:
-        """Return a block's pointers with the strides of axes of one index, which a recorded view does not have."""
+        """Return a block's pointers with strides for axes of one index, which have no strides in a recorded view."""
         tensor: Tensor = self.arguments[pointer.of]
         return tensor.with_one_index(pointer, left) if type(tensor) is View else pointer
 
     def _of_one_row(self, pointer: Affine, lanes: list[Integers]) -> tuple[Affine, list[bool]]:
-        """Return the pointers of a product's factor whose lanes along an axis all read the only index of this axis, as
-        ``indices % 1`` has it, with a stride; and for each axis whether lanes beyond that index read it again.
+        """Return the pointers of a product's factor, with a stride along an axis of which all lanes read the only index
+        (as in ``indices % 1``); and for each axis whether lanes beyond that index read it again.
         """
         tensor: Tensor = self.arguments[pointer.of]
         is_one = [not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)]
@@ -926,7 +944,7 @@ class Memory(ExactIntegers):
         return replace(pointer, steps=steps), repeats
 
     def _viewed(self, op: Op, pointer: Affine, left: list[Integers]) -> Tensor:
-        """Return a tensor, a recorded view with its axes as all accesses so far have them."""
+        """Return a tensor; for a recorded view, with the axes that all accesses so far agree on."""
         tensor: Tensor = self.arguments[pointer.of]
         if not isinstance(tensor, View):
             return tensor
@@ -948,7 +966,7 @@ class Memory(ExactIntegers):
         return view
 
     def _note_step(self, op: Op, tensor: View, pointer: Affine) -> None:
-        """Note a block of every so many-th element of an axis of its tensor."""
+        """Note a block that has every n-th element of an axis of its tensor."""
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1 and s]
         if steps and (step := min(steps)) > 1 and step not in tensor.by:
             why = (
@@ -958,12 +976,16 @@ class Memory(ExactIntegers):
                 self.notes.append(f"{op.line}: {why}")
 
     def _is_exchanged(self, op: Op, pointer: Affine) -> bool:
-        """Return whether a block's rows go along the smaller stride, and no product or transposition reads it so."""
+        """Return whether a block's rows follow the smaller stride, and no product or transposition reads the block in
+        this form.
+        """
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
         return len(steps) == 2 and 0 < steps[0] < steps[1] and not self._is_turned(op)
 
     def _is_turned(self, op: Op) -> bool:
-        """Return whether a product or a transposition reads what an operation makes, as it is or converted."""
+        """Return whether a product or a transposition reads the result of an operation, directly or after
+        a conversion.
+        """
         readers = self._uses.get(op.results[0], []) if op.results else []
         return any(o.name in ("tt.dot", "tt.trans") or (o.name in CONVERSIONS and self._is_turned(o)) for o in readers)
 
@@ -995,18 +1017,18 @@ class Memory(ExactIntegers):
         self._tt_load(op, pointer, inside, Number(0.0, "0.0", pointer.shape))
 
     def _tt_descriptor_store(self, op: Op, x: Known, *rest: Known) -> None:
-        is_first = not isinstance(rest[0], Affine)  # the value stands before or behind the indices
+        is_first = not isinstance(rest[0], Affine)  # the value comes before or after the indices
         value, indices = (rest[0], rest[1:]) if is_first else (rest[-1], rest[:-1])
         pointer, inside = self._described(op, x, indices)
         self._tt_store(op, pointer, value, inside)
 
     def _both(self, a: Integers, b: Integers) -> Integers:
-        """Return the entries of one loop and then of the next."""
+        """Return the entries of one loop, followed by those of the next loop."""
         each = zip((a, b), self.walks[-2:], strict=True)
         return np.concatenate([np.broadcast_to(x, (len(self.ids), w.most)) for x, w in each], 1)
 
     def _dims(self, op: Op, pointer: Affine, tensor: Tensor) -> tuple[int, ...]:
-        """Return the tensor's axis, rows or columns, of each axis of a block; refuse a block along others."""
+        """Return the tensor's axis, rows or columns, for each axis of a block; refuse a block along other axes."""
         if (dims := self._dims_of(pointer, tensor)) is not None:
             return dims
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
@@ -1015,7 +1037,7 @@ class Memory(ExactIntegers):
 
     @staticmethod
     def _dims_of(pointer: Affine, tensor: Tensor) -> tuple[int, ...] | None:
-        """Return the tensor's axis, rows or columns, of each axis of a block; None for others."""
+        """Return the tensor's axis, rows or columns, for each axis of a block; None for a block along other axes."""
         blocks = list(zip(pointer.steps, pointer.shape, strict=True))
         for dims in {0: ((),), 1: ((COLUMNS,), (ROWS,)), 2: ((ROWS, COLUMNS), (COLUMNS, ROWS))}.get(
             len(pointer.shape), ()
@@ -1026,11 +1048,11 @@ class Memory(ExactIntegers):
         return None
 
     def _left(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
-        """Return how many elements a mask leaves along each axis, for each program and iteration."""
+        """Return the number of elements that a mask leaves along each axis, for each program and iteration."""
         return _read_of(self._lanes(op, mask, pointer), pointer)
 
     def _lanes(self, op: Op, mask: Known | None, pointer: Affine) -> list[Integers]:
-        """Return how many lanes of a block a mask leaves along each axis, for each program and iteration."""
+        """Return the number of lanes of a block that a mask leaves along each axis, for each program and iteration."""
         known = zip(pointer.shape, pointer.limits(), strict=True)
         left = [np.full((1, 1), n, np.int64) if most is None else np.minimum(n, most) for n, most in known]
         if self._only is not None:
@@ -1059,14 +1081,15 @@ class Memory(ExactIntegers):
         return left
 
     def _stored_at(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
-        """Return pointers and the mask of a store to a tensor that is there."""
+        """Return pointers and the mask of a store to a tensor that exists."""
         assert not isinstance(pointer, Elements), "pointers that are not linear along two axes"
         return self._of_held(op, pointer, mask) if isinstance(pointer, Affine) else (pointer, mask)
 
     def _of_held(self, op: Op, pointer: Affine, mask: Known | None) -> tuple[Affine, Known | None]:
-        """Return pointers of a store and bounds of its mask, where what else this asks of indices goes along one axis.
+        """Return pointers of a store and bounds of its mask, if the other conditions on indices in the mask are along
+        one axis.
 
-        Lanes that it hides lead to no element of a recorded tensor.
+        Lanes that the mask hides point to no element of a recorded tensor.
         """
         bounds, rest = self._bounds_and_rest(op, mask)
         if rest is None or not isinstance(self.arguments[pointer.of], View):
@@ -1140,7 +1163,9 @@ class Memory(ExactIntegers):
 
 
 def _read_of(lanes: list[Integers], pointer: Affine) -> list[Integers]:
-    """Return how many elements the lanes of a block read along each axis: one where all have the same."""
+    """Return the number of elements that the lanes of a block read along each axis: one if all lanes have the same
+    element.
+    """
     return [x if step else np.minimum(x, 1) for x, step in zip(lanes, pointer.steps, strict=True)]
 
 
@@ -1152,11 +1177,11 @@ def _ends_of(pointer: Affine, left: Sequence[Integers]) -> tuple[Integers, Integ
 
 
 def _number_of(x: Known | None) -> int | None:
-    """Return the integer that all elements are in all programs; None for another value."""
+    """Return the one integer of all elements in all programs; None for another value."""
     is_one = isinstance(x, Affine) and x.is_uniform
     return int(x.base.flat[0]) if is_one and isinstance(x, Affine) else None
 
 
 def are_alike(a: Integers, b: Integers) -> bool:
-    """Return whether two loops go through the same, in each program (one stands for all)."""
+    """Return whether two loops visit the same indices in each program (or the same ones in all)."""
     return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))

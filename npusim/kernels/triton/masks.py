@@ -25,7 +25,7 @@ Rule = tuple[str, int, int, int]
 
 
 class JoinedRules(NamedTuple):
-    """Comparisons that are all true, and groups of which at least one is true."""
+    """Comparisons that are all true, and groups of comparisons in each of which at least one is true."""
 
     of: tuple[Rule, ...]
     either: tuple[tuple[JoinedRules, ...], ...] = ()

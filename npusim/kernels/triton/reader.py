@@ -1,7 +1,8 @@
-"""From TTIR to a kernel of tiles: integers and pointers are evaluated, floats written in the language of kernels.
+"""From TTIR to a kernel of tiles: integers and pointers are evaluated; operations on floats are written in the language
+of kernels.
 
-The result is source in that language with the user's names, each statement at the line of the user's kernel, so
-that faults are reported there.
+The result is source text in that language with the user's names. Each statement has the line of the user's kernel, so
+that faults are reported at this line.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from npusim.kernels.triton.values import (
 )
 from npusim.kernels.triton.whole_lanes import WholeLanes
 
-#: Operations that are refused, and what to do instead.
+#: Operations that are refused, and the advice for each.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "tt.atomic": (
@@ -74,37 +75,41 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "(--page)",
     }
 )
-#: Loops, whose operands name values of their regions too.
+#: Loops, whose operands also name values of their regions.
 _LOOPS = ("scf.for", "scf.while")
-#: Elementwise operations, which blocks that are loaded transposed may be operands of.
+#: Elementwise operations: their operands may be blocks that are loaded transposed.
 _TURNING = (*BINARY, *UNARY, "arith.truncf", "arith.extf", "tt.fp_to_fp", "arith.select")
-#: Pointers to integers, of which loads decide addresses.
+#: Pointers to integers whose loads decide addresses.
 _INTEGERS = re.compile(r"ptr<i(?:32|64)>")
 _IGNORED = ("llvm.intr.assume", "tt.assert", "gpu.barrier", "tt.return", "scf.yield", "scf.condition", "block")
-#: Largest numbers of iterations of a program, and of all programs together: each has evaluated addresses of 8 bytes.
+#: Largest numbers of iterations of one program, and of all programs together: each iteration has evaluated addresses of
+#: 8 bytes.
 MOST_EACH, MOST_TIMES = 1 << 18, 1 << 24
-#: Iterations of a loop that computes integers alone: a search among the sequences of a batch has a few.
+#: Largest number of iterations of a loop that only computes integers: a search among the sequences of a batch has a
+#: few.
 MOST_SEARCHED = 4096
-#: Iterations of a loop that is read as one block, with the products behind it.
+#: Largest number of iterations of a loop that is read as one block, with products after it.
 MOST_UNROLLED = 4
-#: Iterations of a loop that a way of reading writes one after another.
+#: Largest number of iterations of a loop that a way of reading writes one after another.
 MOST_WRITTEN_OUT = 8
-#: What is said of blocks that are read as rows.
+#: The note on blocks that are read as rows.
 _AS_ROWS = "npusim treats a block that is summed along both axes as one row of elements"
 #: The note on blocks that an operation combines with themselves.
 _AGAIN = "a block is combined with itself along its other axis: npusim loads it twice and times both loads"
-#: How often a kernel is read again where a later access of a view says other rows and columns than an earlier one.
+#: How often a kernel is read again if a later access of a view has other rows and columns than an earlier one.
 MOST_READINGS = 3
 
 
 class UnlikeLoopsError(ProgramError):
-    """A loop does other than the one before it, or not alike: one contracts where the other has a mask between."""
+    """Raised if a loop differs from the loop before it, for example because one contracts where the other has a mask in
+    between.
+    """
 
 
 def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel at a launch; of loops that are alike but for a mask none contracts, others are apart.
+    """Return a kernel at a launch; loops that differ only in a mask do not contract, and other loops are separate.
 
-    A block of flat indices with quotients and remainders is rows and columns, else several smaller blocks.
+    A block of flat indices with quotients and remainders becomes rows and columns, or otherwise several smaller blocks.
     """
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
@@ -168,7 +173,7 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
 
 
 def _read_again(again: tuple[Function, dict[str, Any]], grid: tuple[int, ...], choices: Choices) -> Reader:
-    """Return a kernel with second loads of what is combined with itself along its other axis."""
+    """Return a kernel with second loads of blocks that are combined with themselves along the other axis."""
     function, arguments = again
     reader = _read(function, arguments, grid, choices)
     reader.notes.append(f"{function.name}: {_AGAIN}")
@@ -176,7 +181,7 @@ def _read_again(again: tuple[Function, dict[str, Any]], grid: tuple[int, ...], c
 
 
 def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Iterator[tuple[Function, str]]:
-    """Yield a kernel with blocks or loops that do the same otherwise, and what is to be said of them."""
+    """Yield a kernel with blocks or loops that do the same in another way, and the note on them."""
     if (rows := with_blocks_as_rows(function)) is not None:
         yield rows, _AS_ROWS
     joined = with_loops_joined(function, arguments)
@@ -238,7 +243,9 @@ def _read(
 
 
 class Reader(WholeLanes):
-    """One kernel at one launch, read from its operations: control flow, and which operation is read how."""
+    """One kernel at one launch, read from its operations: control flow, and the choice of the method that reads an
+    operation.
+    """
 
     def __init__(
         self,
@@ -254,7 +261,7 @@ class Reader(WholeLanes):
         self.accesses |= {n: list(known) for n, known in (accesses or {}).items()}
         self._loops = [o for o in function.operations if o.name == "scf.for"]
         self._flat, self._part = block, cast("Affine | None", None)
-        self._block_loop: Op | None = None  # whose iterations are programs
+        self._block_loop: Op | None = None  # loops whose iterations are programs
         self._all(function.operations)
         if choices.chooses_lanes and not self.hides_first_lanes:
             raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
@@ -267,7 +274,7 @@ class Reader(WholeLanes):
         self._drop_unread()
         if not self.loads and not self.seen:
             self._read_ones()
-        self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles before vectors of rows
+        self.stored.sort(key=lambda x: (not x.is_walked, -len(x.pointer.shape)))  # tiles come before vectors of rows
         if (walked := [x.after for x in self.stored if x.is_walked]) != sorted(walked):
             raise ProgramError(f"{self.stored[0].line}: a loop stores a vector before a tile; store the tile first")
         if all(x.is_one_row or len(x.axes) < 2 for x in self.stored):
@@ -296,11 +303,11 @@ class Reader(WholeLanes):
 
     @property
     def is_of_one_row(self) -> bool:
-        """Whether a program's blocks are one row, which has no axis."""
+        """Whether a program's blocks are one row, which has no axis of rows."""
         if len(stored := self.stored[0].value.axes) >= 2:
             return False
         blocks = [x.axes[x.dims.index(ROWS)] for x in self.loads.values() if len(x.axes) == 2]
-        # A state of one row has no axis of rows, nor has a number that is stored.
+        # A state of one row has no axis of rows; neither has a number that is stored.
         blocks += [axes[0] for _, axes, _ in self.states.values() if len(axes) == 2 and axes[0] is not None]
         return not any(self.root(axis) == self.root(stored[0]) for axis in blocks if stored)
 
@@ -321,7 +328,9 @@ class Reader(WholeLanes):
         return frozenset(lines)
 
     def _drop_rows(self) -> None:
-        """Read blocks of one row as the row: its program's index is that of the row, and there is no axis of rows."""
+        """Read blocks of one row as the row: the index of the program is that of the row, and there is no axis
+        of rows.
+        """
         for x in (*self.stored, *self.loads.values()):
             if x.is_one_row:
                 x.drop_rows()
@@ -329,7 +338,9 @@ class Reader(WholeLanes):
             stored.value = replace(stored.value, axes=stored.axes)
 
     def _read_ones(self) -> None:
-        """Choose the first result's numbers by a mask that always holds: a kernel of tiles has an operand at least."""
+        """Choose the first result's numbers by a mask that is always true, because a kernel of tiles needs at least one
+        operand.
+        """
         stored = self.stored[0]
         if stored.is_walked:
             why = "loads no block of a tensor; npusim needs at least one"
@@ -387,7 +398,9 @@ class Reader(WholeLanes):
             self.walks = []
 
     def _drop_statements(self) -> None:
-        """Leave out statements outside of loops whose value no other reads, as where a sum takes a product in."""
+        """Leave out statements outside of loops whose value no other statement reads, such as a product that a sum
+        contracts.
+        """
         while True:
             lines = [*self.lines, *(line for walk in self.walks for line in walk.lines)]
             texts = [text for text, _ in lines] + [self.text(x.value) for x in self.stored]
@@ -401,8 +414,8 @@ class Reader(WholeLanes):
             self.lines = [line for i, line in enumerate(self.lines) if i not in unread]
 
     def _join_free(self) -> None:
-        """Join axes of stored blocks whose elements are alike along them with those of the first result; and those of a
-        block of its sizes that has none of its axes.
+        """Join axes of stored blocks along which all elements are equal with axes of the first result; and axes of a
+        block that has the sizes of this result but none of its axes.
         """
         first, *others = self.stored
         known = {self.root(a) for x in (first, *self.loads.values()) for a in x.axes if a is not None}
@@ -431,7 +444,7 @@ class Reader(WholeLanes):
         return any(relied.intersection(map(self.root, self.hidden.lanes[n])) for n in self.hidden.changed)
 
     def _all(self, operations: Sequence[Op]) -> None:
-        """Read operations one after another; programs that return early are left out from there on."""
+        """Read operations one after another; programs that return early are left out after their return."""
         rest = list(operations)
         while rest:
             op = rest.pop(0)
@@ -458,11 +471,11 @@ class Reader(WholeLanes):
                 )
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
-            # A return may be that of later branches too.
+            # A return may also be the return of later branches.
             rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
 
     def _return(self, op: Op, is_left: Booleans) -> None:
-        """Go on without the programs that are done."""
+        """Continue without the programs that have ended."""
         if is_left.all():
             raise op.fail("every program returns early, so that the kernel stores nothing")
         if is_left.any() and self.stored:
@@ -474,16 +487,16 @@ class Reader(WholeLanes):
             self._keep(np.flatnonzero(~is_left))
 
     def _is_in_place(self, x: Stored) -> bool:
-        """Return whether a program stores once, and behind its loads, which are of the same elements.
+        """Return whether a program stores once, and after its loads, which are of the same elements.
 
-        In a loop: each tile is stored where it is loaded, and no later loop loads any; what is loaded before that loop
-        is of elements between the first and the last that the program itself stores.
+        In a loop: each tile is stored where it was loaded, and no later loop loads such a tile; loads before that loop
+        are of elements between the first and the last element that the program itself stores.
         """
         loads = [y for y in self.loads.values() if y.of == x.pointer.of]
         later = {n for walk in self.walks[x.walk :] for n in walk.loads} if x.is_walked else set[str]()
 
         def is_at(y: Load) -> bool:
-            """Return whether a load is where the store is, tile by tile."""
+            """Return whether a load has the addresses of the store, tile by tile."""
             is_like = (y.is_walked, y.pointer.steps) == (x.is_walked, x.pointer.steps)
             return is_like and all(map(are_alike, (y.pointer.base, *y.left), (x.pointer.base, *x.left)))
 
@@ -494,7 +507,7 @@ class Reader(WholeLanes):
         )
 
     def _are_own(self, stored: Stored, load: Load) -> bool:
-        """Return whether each program loads between elements that it stores, and no other one stores there."""
+        """Return whether each program loads only between elements that it stores, where no other program stores."""
         low, high = self._reach(stored)
         first, last = self._reach(load)
         order = np.argsort(low, kind="stable")
@@ -502,7 +515,7 @@ class Reader(WholeLanes):
         return bool(is_apart and np.all((first > last) | ((first >= low) & (last <= high))))
 
     def _reach(self, x: Load) -> tuple[Integers, Integers]:
-        """Return the first and the last element that each program accesses; swapped where it accesses none."""
+        """Return the first and the last element that each program accesses, swapped if it accesses none."""
         times, of_walk = x.pointer.base.shape[1], self.walks[x.walk - 1] if x.walk else None
         visited = np.ones((len(self.ids), times), bool)
         if of_walk is not None and times > 1:
@@ -595,7 +608,7 @@ class Reader(WholeLanes):
             raise self.unlike(op, f"{why} choice of integers; use the grid or tl.where instead", every)
 
     def _is_as_later(self, op: Op, every: Booleans) -> bool:
-        """Return whether an if holds in the first iteration of its loop alone, where its branches are equal."""
+        """Return whether an if is true only in the first iteration of its loop, where its branches are equal."""
         if self._walk is None or every.shape[1] == 1 or not every[:, 0].all() or every[:, 1:].any():
             return False
         first = self._first_tile(op, op.operands[0])
@@ -603,7 +616,7 @@ class Reader(WholeLanes):
         return all(first.are_equal(one, other) for one, other in pairs)
 
     def _npusim_flat_range(self, op: Op) -> None:
-        """Read flat indices as rows and columns, each part of a program's block as the block of a program."""
+        """Read flat indices as rows and columns: each part of a program's block becomes the block of a program."""
         assert self._flat is not None
         _, rows, columns, parts = self._flat
         count, steps = len(self.ids), (columns, 1) if columns else (1,)
@@ -612,7 +625,7 @@ class Reader(WholeLanes):
         self._set(op, Affine(base, steps, self._flat.shape, bits=bits_of(op.type)))
 
     def _npusim_program_part(self, op: Op) -> None:
-        """Read the index along an axis of a block that is left out: each part of a program as a program."""
+        """Read the index along an axis of a block that is left out: each part of a program becomes a program."""
         parts, count = op.number("parts"), len(self.ids)
         if self._part is None:
             self._keep(np.repeat(np.arange(count), parts))
@@ -620,11 +633,11 @@ class Reader(WholeLanes):
         self._set(op, self._part)
 
     def _npusim_half(self, op: Op, x: Known) -> None:
-        """Read every second one of integers or of a mask."""
+        """Read every second element of integers or of a mask."""
         self._set(op, half_of(op, x))
 
     def _npusim_flattened(self, op: Op, x: Known) -> None:
-        """Read integers or a mask of a block that is summed along both axes as those of the row of its elements."""
+        """Read integers or a mask of a block that is summed along both axes as those of a row of all its elements."""
         self._set(op, flattened(op, x))
 
     def _npusim_trimmed(self, op: Op, x: Known, mask: Known) -> None:
@@ -632,7 +645,7 @@ class Reader(WholeLanes):
         self._set(op, trimmed(x, mask))
 
     def _npusim_part(self, op: Op, base: Known, pointer: Known) -> None:
-        """Read where a program's part of an atomic addition begins."""
+        """Read the place at which a program's part of an atomic addition begins."""
         if not isinstance(base, Affine) or not isinstance(pointer, Affine):
             raise op.fail(
                 "tl.atomic_add at addresses from loaded integers is not supported; sort the integers, and add the "
@@ -653,7 +666,7 @@ class Reader(WholeLanes):
             raise UnlikeLoopsError(f"{op.line}: a scale must be above 0")
 
     def _npusim_holds(self, op: Op, mask: Known, number: Known) -> None:
-        """Refuse a mask that hides anything in an iteration of which the kernel has none."""
+        """Refuse a mask that hides elements in an iteration that the kernel of tiles does not have."""
         assert isinstance(number, Affine)
         every, _ = answers(self._condition(op, mask))
         is_plain = (number.base >= op.number("first")) & (number.base < op.number("end"))
@@ -664,7 +677,7 @@ class Reader(WholeLanes):
             )
 
     def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
-        """Refuse an element stored behind a loop that is none of the tiles which the loop stores."""
+        """Refuse an element that is stored after a loop if it is in none of the tiles that the loop stores."""
         ((_, d),), rules = self._condition(op, equal).of, self._condition(op, mask)
         lane = -d.base * d.steps[0]  # of neighbours along one axis, in either direction
         met = (lane >= 0) & (lane < d.shape[0]) & self.is_read(d.base.shape[1])
@@ -727,7 +740,7 @@ class Reader(WholeLanes):
         self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _is_skipped_else(self, op: Op) -> bool:
-        """Return whether an if that does not hold leaves every state of its loop, which stores nothing."""
+        """Return whether an if that is false leaves every state of its loop unchanged, and the loop stores nothing."""
         loop = next((o for o in self._loops if op in o.body), None)
         if loop is None or any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(loop)):
             return False
@@ -748,7 +761,7 @@ class Reader(WholeLanes):
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 
     def _scf_while(self, op: Op) -> None:
-        """Evaluate a loop over integers for all programs at once, until none goes on."""
+        """Evaluate a loop over integers for all programs at once, until no program continues."""
         if not _is_of_integers(op):
             raise op.fail(
                 "the end of a loop depends on computed values, which is not supported; use sizes as its bounds"
@@ -780,7 +793,7 @@ class Reader(WholeLanes):
         self.values |= zip(op.results, state, strict=True)
 
     def _where_on(self, body: Sequence[Op], on: Any) -> list[Known]:
-        """Read the operations of a loop for the programs that go on; return the values at its end."""
+        """Read the operations of a loop for the programs that continue; return the values at its end."""
         before, self._only = self._only, on if self._only is None else self._only & on
         for o in body:
             self._do(o)
@@ -788,7 +801,7 @@ class Reader(WholeLanes):
         return [self.values[n] for n in body[-1].operands]
 
     def _updated(self, op: Op, on: Any, new: Sequence[Known], names: Sequence[str]) -> list[Known]:
-        """Return integers by program: new ones where the program goes on, those of some names elsewhere."""
+        """Return integers by program: new ones for programs that continue, those of the given names for the others."""
         made = list[Known]()
         for value, name in zip(map(self._as_integers, new), names, strict=True):
             before = self._as_integers(self.values.get(name, value))
@@ -831,7 +844,7 @@ class Reader(WholeLanes):
         names = ["" if n in counters else self._state(op, i, times) for i, n in enumerate(ends)]
         taken, self._at_loop = self._taken, self._at_loop or frozenset(self._taken)
         if not self.choices.is_apart:
-            self._taken = set(self._at_loop)  # of the same loop once more, with or without a mask, names are the same
+            self._taken = set(self._at_loop)  # the names are the same as for the same loop with or without a mask
         self._walk = walk
         for o in casts_last([o for o in op.body if o not in counters.values()]):
             self._do(o)
@@ -864,7 +877,7 @@ class Reader(WholeLanes):
         return {n: text for n, text in new.items() if n != text}
 
     def _is_product_sum(self, op: Op, starts: Sequence[str]) -> bool:
-        """Return whether a matrix unit adds up the products of a loop's tiles; note where they are added one by one."""
+        """Return whether a matrix unit adds up the products of a loop's tiles; note it if they are added one by one."""
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         if is_sum and self.choices.way("adds_tiles"):
@@ -874,7 +887,7 @@ class Reader(WholeLanes):
         return is_sum and not any(map(self.choices.is_widened, _factors(op)))
 
     def _within_loop(self, op: Op) -> None:
-        """Read a loop within a loop: one of few iterations, as many each time, one iteration after another."""
+        """Read a loop within a loop, iteration by iteration; it has few iterations, and the same number each time."""
         bounds = [self.values[n] for n in op.operands[1:4]]
         known = [x.base for x in bounds if isinstance(x, Affine) and not any(x.steps)]
         if len(known) < len(bounds) or " unsigned " in op.text or np.any(known[2] <= 0):
@@ -889,7 +902,9 @@ class Reader(WholeLanes):
         self._unroll(op, int(counts[0]), first, each)
 
     def _counter(self, op: Op, inner: str, end: str) -> Op | None:
-        """Return the addition of a counter of a block's lanes, that nothing else of its loop reads; None for others."""
+        """Return the addition of a counter of a block's lanes that nothing else in its loop reads; None for other
+        states.
+        """
         made = next((o for o in op.body if end in o.results), None)
         is_sum = made is not None and made.name == "arith.addi" and made.operands[0] == inner
         readers = [o for n in (inner, end) for o in self._uses.get(n, []) if o not in (op, made, op.body[-1])]
@@ -900,7 +915,9 @@ class Reader(WholeLanes):
         return made if is_known else None
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
-        """Set a counter behind its loop: what it begins with, and in how many iterations a mask holds in each lane."""
+        """Set a counter after its loop: its initial value plus the number of iterations in which a mask is true, for
+        each lane.
+        """
         by = elements_in(op, self.values[op.operands[1]])
         loop = next(o for o in self._loops if op in o.body)
         start = elements_in(op, self.values[loop.operands[5::2][loop.body[-1].operands.index(end)]])
@@ -909,7 +926,7 @@ class Reader(WholeLanes):
         self.values[end] = Elements(start.values + steps.sum(1, keepdims=True), start.bits, 1, "a counter of lanes")
 
     def _counted(self, op: Op) -> bool:
-        """Evaluate a loop over integers where it is one of few iterations; return whether it is."""
+        """Evaluate a loop over integers if it has few iterations; return whether it does."""
         bounds = [self.values[n] for n in op.operands[1:4]]
         if not all(isinstance(x, Affine) for x in bounds):
             return False
@@ -928,7 +945,9 @@ class Reader(WholeLanes):
             raise op.fail(f"a loop has {each:,} iterations in one program and {times:,} in all programs; {allowed}")
 
     def _is_stored_by(self, op: Op, walk: Walk, first: Integers, each: Integers) -> bool:
-        """Return whether a loop that stores is read: as an if, block by block, or without programs that skip it."""
+        """Return whether a loop that stores has been read: as an if, block by block, or without the programs that skip
+        it.
+        """
         loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
         if not any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
             return False
@@ -948,14 +967,14 @@ class Reader(WholeLanes):
         return True
 
     def _go_through(self, op: Op, counts: Integers, first: Integers, each: Integers) -> None:
-        """Read a loop whose iterations each store their results: every iteration is a block, as a program would be."""
+        """Read a loop whose iterations each store their results: every iteration is a block, like a program."""
         self._refuse_many(op, int(counts.max()), int(counts.sum()))
         carried, ends = op.operands[4:], op.body[-1].operands if len(op.operands) > 4 else []
         program = np.repeat(np.arange(len(counts)), counts)
         time = np.concatenate([np.arange(n) for n in counts]) if len(program) else program
         order = np.argsort(time, kind="stable")
         program, time = program[order], time[order][:, None]
-        if not len(program):  # it does nothing, and programs go on behind it
+        if not len(program):  # it does nothing, and programs continue after it
             self.values |= dict(zip(op.results, (self.values[s] for s in carried[1::2]), strict=True))
             return
         if not np.all(counts) and not self._is_last(op):
@@ -987,7 +1006,9 @@ class Reader(WholeLanes):
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
 
     def _is_unrolled(self, op: Op, walk: Walk) -> bool:
-        """Return whether a loop is few iterations of every program, with products behind it, or where a way asks so."""
+        """Return whether a loop has few iterations in every program, with products after it, or whether a way of
+        reading asks for it.
+        """
         operations, count = self.function.operations, int(walk.counts[0, 0])
         if np.ptp(walk.counts) or count > MOST_WRITTEN_OUT:
             return False
@@ -1004,12 +1025,12 @@ class Reader(WholeLanes):
         return any(re.search(r"\b[su]g[et]\b", o.text) for o in compared)
 
     def _once(self, op: Op, is_left: Booleans) -> None:
-        """Read a loop of one iteration that only stores, as an if: programs without it are done."""
+        """Read a loop of one iteration that only stores, as an if: programs without this iteration have ended."""
         self._return(op, is_left)
         self._unroll(op, 1, cast("Affine", self.values[op.operands[1]]).base, np.ones((1, 1), np.int64))
 
     def _is_walked(self, op: Op) -> bool:
-        """Return whether a loop reads blocks of floats by its number, or by integers and pointers that it moves."""
+        """Return whether a loop reads blocks of floats by its index, or by integers and pointers that it moves."""
         moved = {op.operands[0], *op.operands[4::2]}
         pointers = [o.operands[:1] for o in _within(op) if o.name == "tt.load"]
         pointers += [o.operands for o in _within(op) if o.name == "tt.descriptor_load"]
@@ -1028,7 +1049,7 @@ class Reader(WholeLanes):
         self.values |= dict(zip(op.results, values, strict=True))
 
     def _state(self, op: Op, at: int, times: Integers) -> str:
-        """Bind a loop-carried value; return its name, none for a value that is no block of floats."""
+        """Bind a loop-carried value; return its name, or an empty name for a value that is not a block of floats."""
         inner, start = op.operands[4::2][at], op.operands[5::2][at]
         x, end = self.values[start], op.body[-1].operands[at]
         types = TYPES.findall(op.text.partition("-> (")[2])
@@ -1036,14 +1057,14 @@ class Reader(WholeLanes):
         if isinstance(x, Affine) and (not self._is_moved(op, inner, end) or self._is_computed(op, end)):
             x = self._as_number(x, kind) or x
         is_exact = isinstance(x, Number) and kind in WHOLE and self._is_exact_state(op, end)
-        if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step every time
+        if isinstance(x, Affine | Listed):  # a pointer or number that moves by the same step in every iteration
             moved = x.rest if isinstance(x, Listed) else x
             by = self._moved(op, inner, op.body[-1].operands[at], times.shape[1])
             by = times * by if by.shape[1] == 1 else np.cumsum(by, 1) - by
             moved = within(op, replace(moved, base=moved.base + by))
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
-        if isinstance(x, Floats) and x.text in self.states:  # it goes on from the loop before
+        if isinstance(x, Floats) and x.text in self.states:  # the state continues that of the loop before
             if x.text in {known.text for known in self.walks[-1].entered.values()}:
                 why = f"and another value of the loop both begin with what the loop before leaves in {x.text}"
                 raise op.fail(f"{plain_name(inner)} {why}, which is not supported; carry both through both loops")
@@ -1067,22 +1088,22 @@ class Reader(WholeLanes):
 
     @staticmethod
     def _is_moved(op: Op, inner: str, end: str) -> bool:
-        """Return whether a loop only adds to an integer or pointer, or leaves it."""
+        """Return whether a loop only adds to an integer or pointer, or leaves it unchanged."""
         made = next((o for o in op.body if end in o.results), None)
         is_added = made is not None and made.name in ("tt.addptr", "arith.addi") and inner in made.operands
         return inner == end or is_added
 
     def _enter(self, inner: str, x: Floats) -> None:
-        """Bind a state where its loop begins: masked lanes have what it begins with, or later anything."""
+        """Bind a state where its loop begins: masked lanes have its initial value, or later any value."""
         is_seen = self.hidden.unsteady.get(inner, False)
         pad = None if inner in self.hidden.unsteady else x.pad
         entered = replace(x, held=HeldState(inner, x.pad, is_seen), pad=pad, is_seen=False)
         self.walks[-1].entered[inner] = self.values[inner] = entered
 
     def _end_of_state(self, op: Op, at: int, name: str) -> Known:
-        """Return a state behind its loop; note one whose masked lanes change there.
+        """Return a state after its loop; note a state whose masked lanes change in the loop.
 
-        Lanes that a mask hides in some iterations alone have to stay as they are there: a tile leaves them out.
+        Lanes that a mask hides only in some iterations must not change there, because a tile leaves them out.
         """
         inner, end, walk = op.operands[4::2][at], op.body[-1].operands[at], self.walks[-1]
         value, entered = self.values[end], walk.entered[inner]
@@ -1111,7 +1132,7 @@ class Reader(WholeLanes):
         return Floats(name, axes, fmt, start if is_known else None, is_seen=bool(seen) and all(seen))
 
     def _check_partial(self, op: Op, inner: str, axes: Sequence[str | None], *, is_held: bool) -> None:
-        """Refuse a state whose lanes masks hide in some iterations alone, if these change or reduce it there."""
+        """Refuse a state whose lanes masks hide only in some iterations, if these iterations change or reduce it."""
         of = f"{plain_name(inner)} is carried by a loop, and a mask hides some of its elements in some iterations only"
         if not is_held:
             why = "other=0.0 for a term of a sum, other=-inf for a maximum; or use tl.where(mask, x, 0.0)"
@@ -1124,7 +1145,7 @@ class Reader(WholeLanes):
                 raise o.fail(f"{of}; the loop reduces it: reduce it after the loop instead")
 
     def _moved(self, op: Op, inner: str, end: str, times: int = 1) -> Integers:
-        """Return by how much an integer or pointer moves in an iteration, or in each of so many."""
+        """Return the step of an integer or pointer in an iteration, or its steps in each of a number of iterations."""
         if inner == end:
             return np.zeros((1, 1), np.int64)
         for o in op.body:
@@ -1142,7 +1163,7 @@ class Reader(WholeLanes):
         return self.values.get(name)
 
     def _compare(self, op: Op) -> None:
-        """Make one loop of two that differ in their masks alone; others are apart, if they only go over rows."""
+        """Join two loops that differ only in their masks; other loops are separate, if they only visit rows."""
         first, second, *more = self.walks
         if self.choices.is_apart:
             if any(w.done is not None for w in self.walks):
@@ -1179,7 +1200,7 @@ def _can_turn(x: Known) -> bool:
 
 
 def _transposed(x: Known) -> Known:
-    """Return a value with its two axes exchanged; a block that is loaded transposed is as it is loaded."""
+    """Return a value with its two axes exchanged; a block that is loaded transposed is returned as it is loaded."""
     if isinstance(x, Floats):
         is_transposed = x.is_transposed != (len(x.axes) == 2 and all(x.axes))
         return replace(x, axes=x.axes[::-1], is_transposed=is_transposed)
@@ -1187,7 +1208,9 @@ def _transposed(x: Known) -> Known:
 
 
 def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:
-    """Return the operations behind a branch of which all programs go on with ``one`` block, and none with the other."""
+    """Return the operations after a branch after which all programs continue with the ``one`` block, and none with the
+    other.
+    """
     if blocks[one][-1].name == "tt.return":
         return blocks[one]
     later = [o for n, b in blocks.items() if n != one for o in b[1:]]
@@ -1226,21 +1249,21 @@ def _within(op: Op) -> Iterator[Op]:
 
 
 def _is_of_integers(op: Op) -> bool:
-    """Return whether a loop computes single integers alone, and carries some."""
+    """Return whether a loop computes only single integers, and carries some."""
     kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
     stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
     return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
 
 
 def _factors(op: Op) -> list[str]:
-    """Return the formats of what products in a loop multiply."""
+    """Return the formats of the factors of products in a loop."""
     types = [TYPES.findall(o.text.rpartition(" : ")[2].partition("->")[0]) for o in op.body if o.name == "tt.dot"]
     return [shape_of(t)[1] for listed in types for t in listed if t.startswith("tensor")]
 
 
 def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
-    """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with
-    0; none of it is stored.
+    """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with 0;
+    it stores none of them.
     """
     if any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
         return False
@@ -1254,7 +1277,7 @@ def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
 def casts_last(body: Sequence[Op]) -> list[Op]:
     """Return operations with casts of tiles moved after the last other reader of their source.
 
-    The compiler's order is free; here an earlier cast would overwrite its source, where a GPU stores both.
+    A compiler is free to choose the order; here an earlier cast would overwrite its source, while a GPU stores both.
     """
     moved = list(body)
     for op in [x for x in body if x.name in ("arith.truncf", "tt.fp_to_fp") and len(shape_of(x.type)[0]) > 1]:

@@ -53,9 +53,9 @@ class Cut(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """An axis of a view with ``sizes`` and ``by`` that is groups of indices, of which the last is shorter.
+    """An axis of a view with ``sizes`` and ``by`` that consists of groups of indices, the last of which is shorter.
 
-    ``number``: what kernels load behind its end.
+    ``number``: the value that kernels load beyond its end.
     """
 
     axis: int
@@ -75,7 +75,9 @@ class Ragged(NamedTuple):
         return min((b for b in self.by if b > self.by[self.axis]), default=0)
 
     def ends(self, base: Integers, sides: Sequence[tuple[int, Integers]]) -> Integers:
-        """Return the index behind the last one of blocks, by their first elements and each axis' step and number."""
+        """Return the index after the last index of blocks, from their first elements and the step and number of each
+        axis.
+        """
         own, outer = self.by[self.axis], self.whole
         last = (base % outer if outer else base) // own
         for step, count in sides:
@@ -93,13 +95,13 @@ class Ragged(NamedTuple):
 class View(Tensor):
     """A view: ``sizes`` and ``by`` (strides, in elements) of its axes, and which of these are each of `AXES`.
 
-    ``fixed``: axes of which every program accesses one index.  Axes with one index, or with stride 0, are not among
+    ``fixed``: axes along which every program accesses one index.  Axes with one index, or with stride 0, are not among
     them; ``described``, ``described_by``: sizes and strides in a descriptor.  ``is_exchanged``: the stride along its
     rows is the smaller one.  ``storage``, ``offset``: the memory that contains it, and its first element there.
     ``parts``: number of parts, along its first axis, of a tensor to which atomic additions add, which are one in
     memory; ``sums``: the same for the tensor of the sums.  ``of``: the parameter, if the view has another name.
-    ``cut``: the part of a view that has only some indices of an axis.  ``ragged``: the view has an axis as groups of
-    which the last is shorter; its size is that of whole groups.
+    ``cut``: the part of a view that has only some indices of an axis.  ``ragged``: the view has an axis as groups, the
+    last of which is shorter; its size is that of complete groups.
     """
 
     sizes: tuple[int, ...] = ()
@@ -236,7 +238,7 @@ class View(Tensor):
 
     @property
     def extent(self) -> int:
-        """Elements in memory from the first one to behind the last one."""
+        """Number of elements in memory from the first element to the last one, both included."""
         return 1 + sum((n - 1) * step for n, step in zip(self.sizes, self.by, strict=True))
 
     def with_one_index(self, pointer: Affine, left: Sequence[Integers]) -> Affine:
@@ -292,7 +294,9 @@ class View(Tensor):
         return self.described or self.sizes
 
     def is_apart_from(self, other: View) -> bool:
-        """Return whether it and another view of the same tensor have no element in common: an axis separates them."""
+        """Return whether this view and another view of the same tensor have no element in common, because an axis
+        separates them.
+        """
         own, others = dict(self.fixed), dict(other.fixed)
         is_like = (self.sizes, self.by, self.cut) == (other.sizes, other.by, other.cut)
         return is_like and any(own[i] != others[i] for i in own.keys() & others.keys())
@@ -308,7 +312,7 @@ class View(Tensor):
         return (view.in_ragged_groups if is_ragged else view.halved)(view.groups[role][0], inner)
 
     def in_ragged_groups(self, axis: int, inner: int) -> View | None:
-        """Return the view with an axis as groups of ``inner``, as `halved`, of which the last is shorter."""
+        """Return the view with an axis as groups of ``inner``, as `halved` does; the last group is shorter."""
         size = self.sizes[axis]
         if self.ragged is not None or self.cut is not None or not 1 < inner < size or size % inner == 0:
             return None
@@ -494,7 +498,7 @@ class GatheredView(View):
         return self.source.argument
 
     def in_ragged_groups(self, axis: int, inner: int) -> View | None:
-        """Return nothing: a list of rows has whole groups alone."""
+        """Return nothing, because a list of rows has only complete groups."""
         return None
 
     def laid_out(self, values: Array) -> Array:

@@ -186,7 +186,7 @@ class Condition:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The block's."""
+        """The shape of the block."""
         return self.every[0][1].shape
 
     def __and__(self, other: Condition) -> Condition:
@@ -216,7 +216,7 @@ class Listed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The block's."""
+        """The shape of the block."""
         return self.rest.shape
 
     def of_programs(self, programs: Integers) -> Listed:
@@ -238,7 +238,7 @@ class ListedMask:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The block's."""
+        """The shape of the block."""
         return self.at.shape
 
     def of_programs(self, programs: Integers) -> ListedMask:
@@ -263,7 +263,7 @@ class Elements:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The block's."""
+        """The shape of the block."""
         _, _, *block = self.values.shape
         return tuple(block)
 
@@ -364,7 +364,7 @@ _OfIndices = Affine | Listed | Condition | ListedMask | Elements | Masking | Des
 Known = _OfIndices | Number | Floats | ValueComparison | Identity
 #: Pointers of a block into one argument.
 Pointers = Affine | Listed | Elements
-#: Number of elements of integers that are examined one by one: 8 bytes each.
+#: Largest number of elements of integers that are examined one by one; each has 8 bytes.
 MOST_ELEMENTS = 1 << 26
 
 
@@ -414,7 +414,7 @@ def lesser(x: Integers | None, y: Integers | None) -> Integers | None:
     return np.minimum(x, y) if x is not None and y is not None else y if x is None else x
 
 
-#: For each relation the one that is true where it is false.
+#: For each relation, the relation that is true where the first one is false.
 OPPOSITE: Mapping[str, str] = MappingProxyType(
     {"slt": "sge", "sge": "slt", "sgt": "sle", "sle": "sgt", "eq": "ne", "ne": "eq"}
 )
@@ -428,7 +428,7 @@ RELATIONS: Mapping[str, Any] = MappingProxyType(
 def bound_of(d: Affine, relation: str) -> tuple[int, Integers] | None:
     """Return (axis, visible elements along it) if a comparison bounds one axis of a block; None if it does not."""
     along = [i for i, s in enumerate(d.steps) if s]
-    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: complete rows of them
+    if len(along) == 2 and relation in ("slt", "sle"):  # flat indices: complete rows of indices
         (rows, row), (columns, column) = ((i, d.steps[i]) for i in along)
         left = -d.base + (relation == "sle")
         if column == 1 and row == d.shape[columns] and not np.any(left % row):
@@ -459,7 +459,7 @@ def elements(op: Op, x: Affine) -> Integers:
 
 
 def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:
-    """Return the known elements of a block: the elements before the ends along its axes; None if all are known."""
+    """Return which elements of a block are known: those before the ends along its axes; None if all are known."""
     if all(x is None for x in left):
         return None
     return truth(op, Condition(tuple(("slt", _along(i, -x, shape)) for i, x in enumerate(left) if x is not None)))

@@ -1,8 +1,8 @@
-"""Blocks, whatever their masks leave: the lanes of all programs and iterations as tensors of their own.
+"""Blocks, whatever their masks leave: the lanes of all programs and iterations as separate tensors.
 
-A tile of such a tensor has every lane of its block: one that a mask hides has the number of ``other=``, and is of no
-element where it is stored.  So masks of unlike lanes, lengths that differ between programs, and sums over hidden lanes
-need no rule: the kernel of tiles computes in each lane what the program does.
+A tile of such a tensor has every lane of its block: a lane that a mask hides has the number of ``other=``, and belongs
+to no element when it is stored.  Masks that differ between lanes, lengths that differ between programs, and sums over
+hidden lanes therefore need no rule: the kernel of tiles computes in each lane what the program computes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from npusim.kernels.triton.values import (
     argument_of,
 )
 
-#: Programs and iterations, before the axes of a block.
+#: Number of axes before those of a block: programs and iterations.
 _OUTER = 2
 _OF_INDICES = Condition | ListedMask | Elements
 
@@ -62,7 +62,7 @@ class WholeLanes(OwnElements, ABC):
             raise op.fail("a mask of lanes with a block as other= in its tl.load is not supported")
         at = self._lanes_of(op, pointer, within, "loads", number.value)
         self._load(op, at, None, number, fmt)
-        # No mask hides lanes here: what another block's mask would hide along their axis is not known.
+        # Masks hide no lanes here: it is not known what another block's mask would hide along their axis.
         self._set(op, replace(cast("Floats", self.values[op.results[0]]), pad=None))
         if mask is not None and other is None:
             self.notes.append(
@@ -97,7 +97,9 @@ class WholeLanes(OwnElements, ABC):
         return self._lanes_of(op, pointer, mask, "stores", None), None
 
     def _lanes_of(self, op: Op, pointer: Pointers, mask: Known | None, does: str, hidden: float | None) -> Affine:
-        """Return pointers into a tensor of the lanes of all iterations; ``hidden``: of those that a mask hides."""
+        """Return pointers into a tensor of the lanes of all iterations; ``hidden``: the value of lanes that a mask
+        hides.
+        """
         of = argument_of(pointer)
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
@@ -131,9 +133,9 @@ class WholeLanes(OwnElements, ABC):
         return replace(tiles.pointer, base=base, steps=steps[: len(shape)], shape=shape, of=view.name)
 
     def _with_numbers_as_rows(self) -> None:
-        """Store a program's single numbers beside its first result, a column of rows, as columns that are alike.
+        """Store a program's single numbers next to its first result, a column of rows, as columns of equal numbers.
 
-        Their first row is the number's element; the others are of no element.
+        Their first row is the number's element; the other rows belong to no element.
         """
         first, *others = self.stored
         if len(first.axes) != 1 or first.axes[0] is None or first.is_walked:
@@ -170,7 +172,7 @@ class WholeLanes(OwnElements, ABC):
             where = f"{self.program(first[0])} accesses element {int(at[first])}"
             raise op.fail(f"{source.parameter}: {where}, beyond the tensor, and no mask prevents it")
         gaps = np.zeros(at.shape, bool)
-        if prod(source.sizes) != source.extent:  # elements between those of a view are of no axis
+        if prod(source.sizes) != source.extent:  # elements between those of a view belong to no axis
             own = sum(source.index((i,), at) * step for i, step in enumerate(source.by))
             inside = [source.index((i,), at) < size for i, size in enumerate(source.sizes)]
             gaps = held & ((own != at) | ~np.logical_and.reduce(inside))
@@ -181,7 +183,7 @@ class WholeLanes(OwnElements, ABC):
     def _view_of_lanes(
         self, of: str, source: View, listed: Integers, hidden: float | None, *, is_new: bool = False
     ) -> GatheredView:
-        """Return the tensor of lanes, one that is there where it has the same; ``is_new``: always another one."""
+        """Return the tensor of lanes: an existing tensor if it has the same lanes; ``is_new``: always another one."""
         along = tuple(range(len(source.sizes)))
         every = tuple(listed.tolist())
         number = 0
@@ -217,6 +219,6 @@ class WholeLanes(OwnElements, ABC):
 
 
 def _run_of(listed: Integers) -> int:
-    """Return how many elements of a list follow one another in memory, on average."""
+    """Return the average number of elements of a list that follow one another in memory."""
     seen = listed[listed >= 0]
     return max(1, round(seen.size / (1 + int(np.sum(np.diff(seen) != 1))))) if seen.size else 1

@@ -132,7 +132,7 @@ class AscendGroup:
 
     @property
     def edge(self) -> int:
-        """Edge of the largest square float16 tile of which L0A can hold two (ping-pong).
+        """Edge of the largest square float16 tile that fits L0A twice (ping-pong).
 
         The size of pieces of products in the vendor's kernels (ascend.md section 1.2): 128 if L0A has 64 KiB.
         """

@@ -94,7 +94,7 @@ class CubeProduct:
         self.dst = row.dst
         #: Whether the product accumulates in L0C until the block ends, and its place there.
         self.stays, self.total = row.dst in kept, cast("Ring | None", None)
-        #: The operand of which a later product reads the same tile.
+        #: The operand whose tile a later product also reads.
         self.ahead = ""
         products = [s for s in frame.stages if s.is_product]
         readers = {n: [s for s in products if n in s.rows[0].srcs] for n in row.srcs if frame.places[n] == "up"}

@@ -201,8 +201,8 @@ def default_plan(frame: Frame, stage: Stage, group: AscendGroup) -> ProductPlan:
     N along the loop's axis (Q K^T): A stays in L1 until the block ends, B is loaded panel by panel.  M along the loop's
     axis (dS^T K, for the keys of a block): A is loaded piece by piece, B stays.  Contraction along the loop's axis (P
     V): both are loaded piece by piece.  A loop in which a state is a factor: both are loaded completely.  No loop: both
-    are loaded completely if they fit L1 (M K); otherwise they stream through it, loaded by :func:`loaded_k`, in pieces
-    of which L0 holds two (a GEMM).
+    are loaded completely if they fit L1 (M K); otherwise they stream through it, loaded by :func:`loaded_k`, in pieces,
+    two of which fit L0 (a GEMM).
     """
     phase, edge = frame.phase, group.edge
     (row,) = stage.rows

@@ -8,9 +8,9 @@ registers.  Every operation is the sequence of all instructions of its stage.
 `ResidentBlock` decides the order: the times of loads and stores, and the sequence of stages and rows.  Three parts
 decide the rest, each of them independently:
 
-- `places.BlockPlaces`: the place of each name, in the view of each stage, and the users of slots; - `work.Works`: the
-work of warps in an operation besides its steps, where warp groups run concurrently; - `turns.WarpTurns`: the waits of
-groups, where warps have different roles.
+- `name_places.BlockPlaces`: the place of each name, in the view of each stage, and the users of slots;
+- `group_work.Works`: the work of warps in an operation besides its steps, where warp groups run concurrently;
+- `group_turns.WarpTurns`: the waits of groups, where warps have different roles.
 
 With ``stages``, an iteration ends when a later tile's copies are issued, and the slots of its operands become free:
 from two stages on each load is awaited, and with three, loads run one tile ahead.  With one stage, operands pass

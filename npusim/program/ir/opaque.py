@@ -4,7 +4,7 @@ A loop's index, and the differences between blocks of one shape, may only be add
 coordinates of global memory and into constants.  ``ir.check`` calls every body with such
 coordinates once; the result holds for all iterations and blocks.
 
-A body must be pure in its index: its operations follow from its arguments alone, by the same computation for every
+A body must be pure in its index: its operations follow only from its arguments, by the same computation for every
 value.  A body that compares, converts, copies or prints a coordinate, or reads one of its attributes, is refused, even
 if the body catches the error. For ``isinstance`` and ``match`` a coordinate has the type of the number that it
 represents (the result of `varying` is a float).  Python does not let an object detect ``type(i)``, ``i is 0``,
@@ -423,7 +423,7 @@ def twin(values: Sequence[Any], name: str, made: Callable[[str, Sequence[int]], 
     raise TypeError(name)
 
 
-#: Types of which `exact` distinguishes any two values.
+#: Types for which `exact` distinguishes any two values.
 _PLAIN = frozenset({str, bytes, bool, float, complex, frozenset, type(None)})
 
 

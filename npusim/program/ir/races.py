@@ -179,7 +179,7 @@ class _Facts:
             if key not in self._passages:
                 self._passages[key] = self._passage(node)
             after = self.automaton.state_after(number)
-            if after not in self._relevant:  # it depends on the rings' state alone
+            if after not in self._relevant:  # the result depends only on the rings' state
                 self._relevant[after] = self._agents(node)
             self._nodes[number] = self._passages[key], self._relevant[after]
         return self._nodes[number]

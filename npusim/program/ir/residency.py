@@ -51,7 +51,7 @@ LOST = 0.67
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Share of each tensor's accesses that reaches memory behind L2, 0 to 1, by tensor name.
+    """Share of each tensor's accesses that reaches memory beyond L2, 0 to 1, by tensor name.
 
     ``compulsory_bytes`` are the bytes that any cache must fetch or write back once: inputs that were not in L2, and
     outputs that do not stay in L2.  ``shared_reads`` is the fraction of the other core groups that read the same region

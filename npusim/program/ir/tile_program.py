@@ -77,7 +77,7 @@ class Loop:
 
 
 def repeated(times: int, items: Callable[[], Iterable[Item]]) -> Loop:
-    """Return the repeated items, for a body of which only the costs are used."""
+    """Return the repeated items, for a body whose costs are the only part that is used."""
     return Loop("", range(times), lambda _index: items())
 
 

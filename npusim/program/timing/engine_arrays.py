@@ -213,7 +213,7 @@ def build_state(program: Program, history: int, levels: int, spans: int = 0) -> 
 
 
 def memory_of(state: EngineState) -> Ints:
-    """Return the block of memory of which all arrays of a state are views."""
+    """Return the block of memory that contains all arrays of a state as views."""
     assert state.size.base is not None
     return state.size.base
 

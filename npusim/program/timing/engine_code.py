@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from npusim.program.timing.engine_arrays import Ints
     from npusim.program.timing.stream import Streams, TimedOp
 
-#: Value for an operation without work beside other warp groups.
+#: Value for an operation that has no work in parallel with other warp groups.
 NO_SHARE = (-1, 0, 0, 0, 0, 0, 0)
 
 

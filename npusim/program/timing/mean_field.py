@@ -263,7 +263,7 @@ def cut_blocks(code: Code, groups: Iterable[Sequence[int]]) -> tuple[dict[int, t
     leader = int(np.argmax(np.sum(list(work.values()), axis=0)))
     if not all(operations[leader] for operations in work.values()):
         raise ProgramError(f"{code.streams.program.name}: no queue has operations in every block")
-    # A block of exactly ``LONG`` iterations is the one to which longer blocks are shortened.
+    # Longer blocks are shortened to a block of exactly ``LONG`` iterations.
     shortened = {number for number, extra in cut.values() if extra}
     blocks = {}
     for number, operations in work.items():

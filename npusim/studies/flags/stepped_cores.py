@@ -27,8 +27,8 @@ Clock = dict[str, int]
 Turn = tuple[int, int]
 State = tuple[object, ...]
 
-#: Number of iterations of which each access to a moving part of a tensor is stored; of earlier iterations, only the
-#: last access is stored.
+#: Number of last iterations for which each access to a moving part of a tensor is stored; for earlier iterations, only
+#: the last access is stored.
 NEAR = 4
 
 

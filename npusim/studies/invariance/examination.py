@@ -526,7 +526,7 @@ class _Examination:
         first = min(self.first_heads, heads)
         parts = ((0, first), (first, heads - first)) if heads > first and not at_once else ((0, heads),)
         bits = _AsAsked(
-            # Steps are compared in the first part alone.
+            # Steps are compared only in the first part.
             compute(
                 executed, replace(place, head=head), source, n, has_path=has_path and not head, memories=self._memories
             )

@@ -160,7 +160,8 @@ def predicted(unit: AdditionTree, case: ProbeCase, operands: Operands, acc: Floa
 def by_registry(name: str, case: ProbeCase, a: Array, b: Array, c: Array, side: int = 1) -> Array:
     """Return the result of a registered arithmetic's kernel for tiles of ``side`` rows, as float64 (n, side)."""
     u = get_arithmetic(name)
-    many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)  # for single rows, the diagonals
+    # for single rows, the results are the diagonals
+    many = side if side > 1 else next(t for t in (16, 8, 4, 2, 1) if len(a) % t == 0)
     x, y, z = (np.asarray(cast(v.astype(np.float32), f)) for v, f in ((a, u.a), (b, u.b), (c, u.acc)))
     tiles = len(a) // many
     right = np.ascontiguousarray(y.reshape(tiles, many, -1).swapaxes(1, 2))

@@ -74,8 +74,8 @@ class ClusterExecutor(Executor):
     ) -> Iterator[tuple[int, Done | Lost]]:
         """Yield the result of each task as it is done.
 
-        Dask counts the death of a worker for every task that waits on this worker.  A task with too many deaths is
-        therefore run once more alone, and is `Lost` only if its worker ends again.
+        Dask counts the death of a worker for every task that waits on this worker.  A task with too many deaths
+        therefore runs once more without other tasks, and is `Lost` only if its worker ends again.
         """
         from distributed import KilledWorker, as_completed
 
