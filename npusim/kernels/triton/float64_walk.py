@@ -431,6 +431,8 @@ class ExactProgram:
         if len(others) == 1 and np.asarray(others[0]).dtype.kind == "i":
             return self._with_index(op, x, *others)
         if function is None:
+            if any(o.body or o.name.startswith("cf.") or o.name in _SHAPED for o in op.body):  # of one element
+                return [each[..., -1] for each in self._combined(op, [x, *others])]
             return self._halved(op, [x, *others])
         return np.asarray(function(np.ascontiguousarray(np.moveaxis(x, op.number("axis"), -1))))
 
@@ -473,6 +475,7 @@ class ExactProgram:
         rows = [np.moveaxis(np.asarray(x), op.number("axis"), -1) for x in np.broadcast_arrays(*values)]
         while (n := rows[0].shape[-1]) > 1:
             pairs = self._function_of(op, *([x[..., i : n - n % 2 : 2] for x in rows] for i in range(2)))
+            pairs = [np.broadcast_to(x, (*rows[0].shape[:-1], n // 2)) for x in pairs]
             rows = [np.concatenate((x, y[..., n - n % 2 :]), -1) for x, y in zip(pairs, rows, strict=True)]
         return [x[..., 0] for x in rows]
 
@@ -481,7 +484,7 @@ class ExactProgram:
         self.env |= dict(zip(op.arguments, [*first, *second], strict=True))
         *inner, end = op.body
         self._run(inner)
-        return [np.broadcast_to(np.asarray(self.env[n]), np.shape(first[0])) for n in end.operands]
+        return [np.asarray(self.env[n]) for n in end.operands]
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         kind = np.asarray(c).dtype
