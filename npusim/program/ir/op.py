@@ -144,8 +144,10 @@ class Attributes:
     share: float = 1.0
     comparisons: int = 0  #: indices that determine the mask of a SELECT
     lookups: int = 0  #: number of reads, per row and per column, of one number
-    memory_waits: int = 0  #: waits of a load for memory, one after the other, in which all blocks are in step
-    near_waits: int = 0  #: its waits besides for what L2 has
+    #: Waits of a load for memory, one after the other, in which all blocks are in step, and its waits for what L2 has;
+    #: they change no value, and no text has them.
+    memory_waits: int = field(default=0, repr=False)
+    near_waits: int = field(default=0, repr=False)
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
