@@ -152,12 +152,12 @@ def test_what_no_rule_foresees_is_refused_with_file_and_line(monkeypatch: pytest
     def stray(*_: object) -> None:
         raise KeyError("stray")
 
-    monkeypatch.setattr(Reader, "_tt_store", stray)
-    with pytest.raises(
-        NpusimError, match=r"plain_kernels\.py:1\d: tt\.store: npusim has no rule .* \(KeyError: 'stray'\)"
-    ):
-        added(ADD)
-    monkeypatch.undo()
+    with monkeypatch.context() as changed:
+        changed.setattr(Reader, "_tt_store", stray)
+        with pytest.raises(
+            NpusimError, match=r"plain_kernels\.py:1\d: tt\.store: npusim has no rule .* \(KeyError: 'stray'\)"
+        ):
+            added(ADD)
     monkeypatch.setattr(launches, "read_launch", stray)
     with pytest.raises(NpusimError, match=r"plain_kernels\.py:\d+: add: npusim has no rule"):
         added(ADD)

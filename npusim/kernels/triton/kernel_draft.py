@@ -392,8 +392,7 @@ class Draft:
         self.accesses: dict[str, list[Access]] = {}
         #: Whether numbers that are not -inf hide scores.
         self.hides_by_numbers = False
-        self._roots: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._roots, self._taken = dict[str, str](), set[str]()
         self._at_loop: frozenset[str] = frozenset()  # names in use where the first loop begins
         self._walk: Walk | None = None
         self._only: Any = None  # iterations of the loop in which its body has an effect
