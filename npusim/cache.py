@@ -42,6 +42,12 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
 
 
+@functools.cache
+def package_digest() -> bytes:
+    """Return the digest of `package_stamp`: a stamp that contains it needs no text of hundreds of files."""
+    return digest(package_stamp())
+
+
 def load(name: str, stamp: bytes, at: Path | None = None) -> bytes | None:
     """Return the data stored under a name with a stamp (`digest`); None if there are no such data, or if they are
     damaged.

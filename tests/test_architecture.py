@@ -28,7 +28,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 #: another unless listed in WITHIN.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("late_methods",),
-    ("units", "errors", "sanitize", "cache"),
+    ("units", "errors", "sanitize", "cache", "identity"),
     ("formats", "frames"),
     ("config",),
     ("program", "program.ir"),

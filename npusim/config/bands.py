@@ -18,7 +18,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import log2, sqrt
 from statistics import fmean, median
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.config.family import NODE_FAMILY
 from npusim.config.packaged import read_table
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
 from npusim.units import plural
 
@@ -407,7 +408,13 @@ def is_like(case: MeasuredCase, sizes: Mapping[str, int]) -> bool:
 
 def numbers_of(device: DeviceSpec) -> str:
     """Return a hash of all numbers and choices that affect predictions; it does not cover descriptions and sources."""
-    facts = ((key, getattr(fact, "value", None)) for key, fact in device.facts() if not key.startswith(OF_NO_MODEL))
+    return _numbers_of(Itself(device))
+
+
+@lru_cache(maxsize=32)
+def _numbers_of(device: Itself) -> str:
+    every = ((key, getattr(fact, "value", None)) for key, fact in device.thing.facts())
+    facts = ((key, value) for key, value in every if not key.startswith(OF_NO_MODEL))
     # a key that a later version adds does not count as an edit
     values = [(key, value) for key, value in facts if value is not None]
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]

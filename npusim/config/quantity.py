@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Generic, Literal, Self, TypeVar, get_args
 
@@ -18,6 +19,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 from pydantic_core import PydanticCustomError
 
 from npusim.config.model import SpecModel, Text, fault_at
+from npusim.identity import Itself
 from npusim.units import parse_count
 
 Basis = Literal["vendor", "measured", "derived", "fitted", "assumed"]
@@ -180,12 +182,26 @@ class HardwareModel(SpecModel):
 
     def facts(self) -> Iterator[tuple[str, Sourced]]:
         """Yield every sourced number and choice with its dotted key."""
-        yield from _facts("", self)
+        return iter(_facts_of(Itself(self)))
 
     def digest(self) -> str:
         """Return a short hash of the content, for a result's provenance; it is equal for equal files."""
-        # Absent keys are omitted, so that a key that a later version adds does not count as an edit.
-        return hashlib.sha256(self.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
+        return _digest_of(Itself(self))
+
+
+#: Files whose facts and digests are stored: every run needs them, and a file that was read does not change.
+_MOST_FILES = 32
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _facts_of(file: Itself) -> tuple[tuple[str, Sourced], ...]:
+    return tuple(_facts("", file.thing))
+
+
+@lru_cache(maxsize=_MOST_FILES)
+def _digest_of(file: Itself) -> str:
+    # Absent keys are omitted, so that a key that a later version adds does not count as an edit.
+    return hashlib.sha256(file.thing.model_dump_json(by_alias=True, exclude_none=True).encode()).hexdigest()[:12]
 
 
 def _with_bytes(node: object, key: str = "") -> object:

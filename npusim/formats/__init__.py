@@ -23,7 +23,21 @@ from npusim.formats.matmul import matmul
 from npusim.formats.mma_arithmetic import ARITHMETICS, MmaArithmetic, get_arithmetic
 from npusim.formats.reductions import reduce_max, reduce_sum
 from npusim.formats.scans import IEEE, cumulative_sum, inverse
-from npusim.formats.unary import DIVISIONS, LIBRARIES, VARIANTS, erf, exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh
+from npusim.formats.unary import (
+    DIVISIONS,
+    LIBRARIES,
+    VARIANTS,
+    erf,
+    exp,
+    exp2,
+    log,
+    log1p,
+    log2,
+    rcp,
+    rsqrt,
+    sqrt,
+    tanh,
+)
 
 __all__ = [
     "ARITHMETICS",
@@ -62,6 +76,7 @@ __all__ = [
     "inverse",
     "is_all_finite",
     "log",
+    "log1p",
     "log2",
     "matmul",
     "maximum",

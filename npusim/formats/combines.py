@@ -28,7 +28,7 @@ from npusim.formats.cuda_functions import div_full
 from npusim.formats.elementwise import MaxNan, add, compare, div, fma, maximum, minimum, mul, sub
 from npusim.formats.float_format import FloatFormat, get_format
 from npusim.formats.reductions import MMA_LANES, in_lanes, lane_layout, normal_order
-from npusim.formats.unary import DIVISIONS, erf, exp, exp2, log, log2, rsqrt, sqrt, tanh
+from npusim.formats.unary import DIVISIONS, erf, exp, exp2, log, log1p, log2, rsqrt, sqrt, tanh
 
 Rows = list[Array]
 _TEXT = re.compile(r"take=(\d+) size=(\d+) pads=(\S+)( reverse)?: (.*)")
@@ -39,7 +39,17 @@ _OF_MASKS: Mapping[type, Callable[..., Array]] = MappingProxyType(
     {ast.BitAnd: np.logical_and, ast.BitOr: np.logical_or}
 )
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = MappingProxyType(
-    {"exp": exp, "exp2": exp2, "log": log, "log2": log2, "rsqrt": rsqrt, "sqrt": sqrt, "tanh": tanh, "erf": erf}
+    {
+        "exp": exp,
+        "exp2": exp2,
+        "log": log,
+        "log2": log2,
+        "log1p": log1p,
+        "rsqrt": rsqrt,
+        "sqrt": sqrt,
+        "tanh": tanh,
+        "erf": erf,
+    }
 )
 _NUMBERS = MappingProxyType({"inf": math.inf, "nan": math.nan})
 

@@ -65,6 +65,17 @@ BINARY, BINARY_POLYNOMIAL = (
     ),
 )
 LN2 = _bits(0x3F317218)
+#: log1pf: patterns from which the exponent of 1 + x counts, and of 4; its polynomial, of the rest.
+LOG1P_FROM, LOG1P_FOUR = np.uint32(0x3F400000), np.uint32(0x40800000)
+LOG1P_POLYNOMIAL = tuple(
+    map(
+        _bits,
+        (
+            *(0xBD39BF78, 0x3DD80012, 0xBE0778E0, 0x3E146475, 0xBE2A68DD),
+            *(0x3E4CAF9E, 0xBE800042, 0x3EAAAAE6, 0xBF000000),
+        ),
+    )
+)
 #: tanhf is a polynomial below ``TANH_SMALL``, 1 from ``TANH_ONE`` on, and 1 - 2 / (2**(x ``TANH_SCALE``) + 1) between
 #: them.
 TANH_SMALL, TANH_ONE, TANH_SCALE = _bits(0x3F19999A), _bits(0x41102CB4), _bits(0x4038AA3B)
@@ -224,6 +235,26 @@ def log2(x: Array) -> Array:
     return _logarithm(x, BINARY, of_parts)
 
 
+def log1p(x: Array) -> Array:
+    """Return libdevice's ``__nv_log1pf`` of flat float32."""
+    scale = _to_zero(flushed(x)).view(np.uint32) - LOG1P_FROM & np.uint32(0xFF800000)
+    rest = _fma((LOG1P_FOUR - scale).view(np.float32), np.float32(0.25), np.float32(-1))
+    rest = rest + (x.view(np.uint32) - scale).view(np.float32)
+    power = scale.view(np.int32).astype(np.float32) * OF_EXPONENT
+    made = _fma(power, LN2, _fma(rest * _polynomial(rest, LOG1P_POLYNOMIAL), rest, rest))
+    beyond = np.where(x == 0, x, _fma(x, np.float32(np.inf), np.float32(np.inf)))
+    is_inside = np.isfinite(x) & (x >= -1) & ((x != 0) | ~np.signbit(x))
+    return np.where(is_inside, made, beyond)
+
+
+def _to_zero(x: Array) -> Array:
+    """Return x + 1, rounded toward 0."""
+    whole = x.astype(np.float64) + 1.0  # of float64 the next number below in size, where the sum was rounded up
+    made = whole.astype(np.float32)
+    above = np.abs(made.astype(np.float64)) > np.abs(whole)
+    return flushed(np.where(above, np.nextafter(made, np.float32(0)), made))
+
+
 def tanh(x: Array) -> Array:
     """Return libdevice's ``__nv_tanhf`` of flat float32."""
     magnitude = flushed(np.abs(x))
@@ -261,6 +292,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "exp2.hopper_ex2_subnormal": ex2_subnormal,
         "log.libdevice": log,
         "log2.libdevice": log2,
+        "log1p.libdevice": log1p,
         "rcp.hopper_approx": rcp,
         "rsqrt.hopper_approx": rsqrt,
         "sqrt.hopper_approx": sqrt,

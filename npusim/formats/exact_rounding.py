@@ -54,7 +54,7 @@ def _square_root(value: Fraction) -> Fraction | None:
 def function_value(name: str, x: Fraction) -> Fraction:
     """Return ``name(x)``: exactly if it is rational, else with a relative error below 10**-58.
 
-    ``name`` is one of exp, exp2, log, log2, rcp, rsqrt, sqrt, tanh, erf; ``x`` is inside the domain.
+    ``name`` is one of exp, exp2, log, log2, log1p, rcp, rsqrt, sqrt, tanh, erf; ``x`` is inside the domain.
 
     Raises `FormatError` if the function is unknown.
     """
@@ -73,6 +73,8 @@ def function_value(name: str, x: Fraction) -> Fraction:
             if x == Fraction(2) ** whole:
                 return Fraction(whole)
             return Fraction(context.divide(context.ln(_decimal(x)), _LN_2))
+        case "log1p":
+            return _log1p(x)
         case "rcp":
             return 1 / x
         case "rsqrt":
@@ -88,6 +90,15 @@ def function_value(name: str, x: Fraction) -> Fraction:
         case "erf":
             return _erf(x)
     raise FormatError(f"no exact oracle for function {name!r}")
+
+
+def _log1p(x: Fraction) -> Fraction:
+    """Return log(1 + x) with a relative error below 10**-50; of small arguments by the first terms of its series."""
+    if abs(x) < Fraction(1, 10**20):
+        return x - x**2 / 2 + x**3 / 3  # the next term is relatively below 10**-60
+    context = Context(prec=DIGITS + 60, Emin=-(10**9), Emax=10**9)
+    value = 1 + x
+    return Fraction(context.ln(context.divide(Decimal(value.numerator), Decimal(value.denominator))))
 
 
 def _tanh(x: Fraction) -> Fraction:

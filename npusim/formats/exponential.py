@@ -98,6 +98,17 @@ def log2_64(x: Array) -> Array:
     return _log(x, lambda power, fraction: power + fraction * LOG2_E)
 
 
+def log1p64(x: Array) -> Array:
+    """Return the natural logarithm of 1 + x, float64 in and out; -0 stays -0, -Inf for -1, NaN below it.
+
+    What the sum 1 + x lost is a factor of the logarithm (Kahan): log(u) x / (u - 1).
+    """
+    sum_ = 1.0 + x
+    is_one = sum_ == 1.0
+    value = log64(sum_) * np.where(is_one, 1.0, x / np.where(is_one, 1.0, sum_ - 1.0))
+    return np.asarray(np.where(is_one, x, np.where(np.isposinf(x), np.inf, value)))
+
+
 def tanh64(x: Array) -> Array:
     """Return the hyperbolic tangent, float64 in and out; -0 stays -0."""
     magnitude = np.minimum(np.abs(x), 30.0)  # tanh(30) equals 1 to 86 bits; NaN passes through

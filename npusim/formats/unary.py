@@ -28,6 +28,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "exp2": exponential.exp2_64,
         "log": exponential.log64,
         "log2": exponential.log2_64,
+        "log1p": exponential.log1p64,
         "rcp": np.reciprocal,
         "rsqrt": lambda x: 1.0 / np.sqrt(x),
         "sqrt": np.sqrt,
@@ -127,6 +128,7 @@ _OTHERS: Mapping[str, Mapping[str, UnaryVariant]] = MappingProxyType(
         },
         "log": {"libdevice": _library()},
         "log2": {"libdevice": _library()},
+        "log1p": {"libdevice": _library()},
         "rcp": {"hopper_hrcp": _measured(("float16",), None, "hrcp"), "hopper_approx": _of_unit("rcp.approx.ftz.f32")},
         "rsqrt": {"hopper_approx": _of_unit("rsqrt.approx.ftz.f32")},
         "tanh": {"hopper_tanh": _measured(("float16",), "tanh", "tanh.approx"), "libdevice": _library()},
@@ -305,6 +307,14 @@ def log(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Ar
 def log2(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
     """Return the binary logarithm in ``fmt``; -Inf for ±0, NaN for negatives; see :func:`exp`."""
     return _apply("log2", x, fmt, variant)
+
+
+def log1p(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:
+    """Return the natural logarithm of 1 + x in ``fmt``; log1p(-0) is -0, -Inf for -1, NaN below it; see :func:`exp`.
+
+    ``libdevice`` (float32) is CUDA's ``log1pf``.
+    """
+    return _apply("log1p", x, fmt, variant)
 
 
 def rcp(x: ArrayLike, fmt: str | FloatFormat, *, variant: str = "correct") -> Array:

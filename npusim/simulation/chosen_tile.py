@@ -329,7 +329,14 @@ def _one_device(device: Itself) -> Itself:
     """Return the same object for all devices with equal content, because each run creates a new device for changed
     numbers.
     """
-    return _of_content(device.thing.model_dump_json()).setdefault("first", device)
+    return _of_content(_text_of(device)).setdefault("first", device)
+
+
+@lru_cache(maxsize=64)
+def _text_of(device: Itself) -> str:
+    """Return the content of a device."""
+    text: str = device.thing.model_dump_json()
+    return text
 
 
 @lru_cache(maxsize=64)
@@ -385,8 +392,8 @@ def remembered(
     ):
         return make()
     can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
-    content = schedule.name, files, device.model_dump_json(), *words
-    stamp = cache.digest(cache.package_stamp(), can_compile, *content)
+    content = schedule.name, files, _text_of(Itself(device)), *words
+    stamp = cache.digest(cache.package_digest(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces an earlier one
     if (kept := cache.load(name, stamp)) is not None:
         value, of_files = json.loads(kept)
@@ -410,6 +417,7 @@ def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, .
     return sorted({*files, *(str(module.__file__) for module in modules)})
 
 
+@lru_cache(maxsize=1)
 def _has_numba() -> bool:
     try:
         return find_spec("numba") is not None

@@ -33,6 +33,17 @@ KERNELS = {
 }
 #: Calls whose configurations are all predicted; `configurations.csv` has four more.
 SHAPES = "1x8192x16x128", "8x2048x32x64"
+#: SGLang's kernels: the phase that stands for each, and the fields with which SGLang launches it.
+SGLANG: dict[str, tuple[str, dict[str, int]]] = {
+    "l2norm_fwd_kernel": ("unit", {"warps": 8}),
+    "chunk_local_cumsum_scalar_kernel": ("decays", {"warps": 8}),
+    "chunk_gated_delta_rule_fwd_kkt_solve_kernel": ("kkt", {"warps": 4, "stages": 3, "solve_warps": 1}),
+    "recompute_w_u_fwd_kernel": ("wy", {"warps": 4, "stages": 3}),
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64": ("states", {"warps": 4, "stages": 2, "block_value": 32}),
+    "chunk_fwd_kernel_o": ("outputs", {"warps": 4, "stages": 2, "block_value": 64}),
+}
+#: Sequences, tokens of each and heads of the calls that are predicted; `sglang.csv` has more.
+CALLS = (1, 2048, 16), (1, 8192, 16), (8, 2048, 16), (1, 16384, 8), (2, 2048, 32), (4, 512, 32)
 #: Tokens of a chunk: FLA's, PTO's.
 CHUNK, PTO_CHUNK = 64, 128
 #: PTO's stages, and the phase that stands for each.
@@ -75,7 +86,7 @@ def write(folder: Path) -> list[Path]:
     return save_page(
         folder,
         "recurrences",
-        gather("recurrences", [_on_h100(), _on_910b2(), backward.on_h100(), backward.of_both_methods()]),
+        gather("recurrences", [_on_h100(), _on_h200(), _on_910b2(), backward.on_h100(), backward.of_both_methods()]),
     )
 
 
@@ -104,12 +115,14 @@ def _fields(kernel: str, row: dict[str, str]) -> dict[str, int]:
     return fields
 
 
-def _times_of(schedule: str, phase: str, sizes: dict[str, int], fields: dict[str, int], *, alone: bool) -> float:
-    """Return what a kernel of a schedule takes on an H100, in microseconds: alone, or behind those before it.
+def _times_of(
+    schedule: str, phase: str, sizes: dict[str, int], fields: dict[str, int], *, alone: bool, hw: str = "h100"
+) -> float:
+    """Return what a kernel of a schedule takes on a GPU, in microseconds: alone, or behind those before it.
 
     L2 is as the device file says that it is found.
     """
-    device = load_device("h100")
+    device = load_device(hw)
     declared = find_schedule(schedule, device.family)
     tiling = build_tiling(declared.tiling, {n: str(x) for n, x in fields.items()})
     problem = KernelProblem.of({**sizes, "dtype": "bfloat16"})
@@ -179,6 +192,38 @@ def _on_h100() -> Section:
         "worst_regret": percent(max(float(str(f["regret"])) for f in figures)),
     }
     return dict(fields), {"h100": figures, "h100_sums": sums}
+
+
+def _on_h200() -> Section:
+    """Return SGLang's chain, kernel by kernel in its sequence, as its server calls it: sequences end to end."""
+    lines, figures, sums = list[list[str]](), list[dict[str, Any]](), list[float]()
+    rows = [r for r in _rows("sglang.csv") if r["solve_warps"] in ("", "1") and r["heads"] == r["key_heads"]]
+    for batch, tokens, heads in CALLS:
+        known = dict[str, dict[str, str]]()
+        for r in rows:
+            if (int(r["batch"]), int(r["tokens"]), int(r["heads"])) == (batch, tokens, heads):
+                known.setdefault(r["kernel"], r)
+        sizes = {"batch": batch, "tokens": tokens, "heads": heads, "key": 128, "value": 128}
+        cells, total = list[str](), [0.0, 0.0]
+        for kernel, (phase, decided) in SGLANG.items():
+            row, fields = known[kernel], {"chunk": CHUNK, **decided}
+            if phase not in ("unit", "decays"):
+                fields |= {"registers": int(row["registers"]), "shared_bytes": int(row["shared_bytes"])}
+            us = _times_of("gated_delta", phase, sizes, fields, alone=False, hw="h200")
+            measured, count = float(row["us"]), int(row["count"])
+            total = [total[0] + us * count, total[1] + measured * count]
+            cells.append(f"{us:.1f} ({percent(us / measured - 1)})")
+            figures.append({**sizes, "kernel": kernel, "us": us, "measured": measured})
+        sums.append(total[0] / total[1] - 1)
+        call, whole = f"{batch} x {tokens:,} x {heads}", f"{float(known['zeros_like']['graph_us']):.0f}"
+        lines.append([call, *cells, f"{total[0]:.0f}", f"{total[1]:.0f}", percent(sums[-1]), whole])
+    names = ["norm", "sums", "inverse", "W and U", "states", "outputs", "chain", "measured", "off", "graph"]
+    shown: dict[str, object] = {
+        "sglang": table(["sequences x tokens x heads", *names], lines),
+        "sglang_least": percent(min(sums)),
+        "sglang_most": percent(max(sums)),
+    }
+    return shown, {"sglang": figures, "sglang_sums": dict(zip(map(str, CALLS), sums, strict=True))}
 
 
 def _on_910b2() -> Section:

@@ -63,7 +63,7 @@ def test_aliases_stand_for_their_anchor() -> None:
         ("a: *gone\n", "f.yaml:1  not valid YAML: found undefined alias 'gone'"),
         ("a: &x 1\nb: *x\nc: &x 2\n", "f.yaml:3  duplicate anchor 'x'"),
         ("a: &x {b: *x}\n", "f.yaml:1  an alias is inside its own anchor"),
-        ("a: " + "[" * 1500 + "]" * 1500, "f.yaml:1  nested too deeply"),
+        ("a: " + "[" * 500 + "]" * 500, "f.yaml:1  nested too deeply"),
         ("a: !!bool x\n", "f.yaml:1  a: 'x' cannot be read as bool"),
         ("a: !!int\n", "f.yaml:1  a: '' cannot be read as int"),
         ("a: 1e999999\nb: !!int x\n", "f.yaml:2  b: 'x' cannot be read as int"),
@@ -109,6 +109,6 @@ def test_command_line_text_is_read_as_a_scalar(text: str, value: object) -> None
     assert parse_scalar(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "'open", "&", "\t", pytest.param("[" * 4000, id="deep")])
+@pytest.mark.parametrize("text", ["", "a: [", "'open", "&", "\t", pytest.param("[" * 500, id="deep")])
 def test_command_line_text_that_is_no_yaml_stays_text(text: str) -> None:
     assert parse_scalar(text) == text

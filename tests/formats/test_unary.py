@@ -24,6 +24,7 @@ LIMITS: dict[str, tuple[float, float, float, float]] = {
     "exp2": (0.0, 1.0, 1.0, math.inf),
     "log": (math.nan, -math.inf, -math.inf, math.inf),
     "log2": (math.nan, -math.inf, -math.inf, math.inf),
+    "log1p": (math.nan, -0.0, 0.0, math.inf),
     "rcp": (-0.0, -math.inf, math.inf, 0.0),
     "rsqrt": (math.nan, -math.inf, math.inf, 0.0),
     "sqrt": (math.nan, -0.0, 0.0, math.inf),
@@ -38,7 +39,7 @@ def oracle(name: str, pattern: int, fmt: formats.FloatFormat) -> int | None:
     if not number.is_finite or (number.significand == 0 and name in ("rcp", "rsqrt")):
         return None
     x = number.value
-    if (x <= 0 and name in ("log", "log2", "rsqrt")) or (x < 0 and name == "sqrt"):
+    if (x <= 0 and name in ("log", "log2", "rsqrt")) or (x < 0 and name == "sqrt") or (x <= -1 and name == "log1p"):
         return None
     # Beyond these both a float32 and the exact value are 0 or Inf; decimal need not be asked.
     limited = max(min(x, Fraction(500)), Fraction(-500)) if name in ("exp", "exp2") else x
@@ -74,7 +75,7 @@ def test_all_16_bit_inputs_are_correctly_rounded(fmt: str, name: str) -> None:
 def test_float32_is_correctly_rounded(name: str) -> None:
     rng = np.random.default_rng(5)
     x = rng.standard_normal(150) * 2.0 ** rng.integers(-20, 7, 150)
-    x = np.abs(x) if name in ("log", "log2", "rsqrt", "sqrt") else x
+    x = np.abs(x) if name in ("log", "log2", "log1p", "rsqrt", "sqrt") else x
     patterns = np.concatenate((x.astype(np.float32).view(np.uint32), rng.integers(0, 2**32, 50)))
     check_patterns(name, patterns.astype(np.int64), get_format("float32"))
 
@@ -203,7 +204,7 @@ def test_limits_are_ieee(fmt: str, name: str) -> None:
 def test_float64_evaluation_keeps_its_error_bound(name: str) -> None:
     rng = np.random.default_rng(8)
     x = rng.standard_normal(200) * 2.0 ** rng.integers(-30, 6, 200)
-    x = np.abs(x) if name in ("log", "log2", "rsqrt", "sqrt") else x
+    x = np.abs(x) if name in ("log", "log2", "log1p", "rsqrt", "sqrt") else x
     for argument, value in zip(x, FUNCTIONS[name](x), strict=True):
         exact = function_value(name, Fraction(float(argument)))
         assert abs(Fraction(float(value)) / exact - 1) < Fraction(RELATIVE_ERROR) / 4
@@ -377,3 +378,20 @@ def test_the_approximate_root_of_a_gpu_is_as_measured() -> None:
         got = formats.sqrt(pattern, "float32", variant="hopper_approx")
         assert np.isnan(got) == np.isnan(wanted)
         assert np.isnan(got) or got.view(np.uint32) == wanted.view(np.uint32), one
+
+
+def test_log1p_is_accurate_near_zero_and_that_of_libdevice_within_one_unit_in_the_last_place() -> None:
+    """``np.log1p`` in float64 is the reference; CUDA documents a largest error of 1 ulp, and subnormals are flushed."""
+    rng = np.random.default_rng(5)
+    drawn = rng.standard_normal(4000) * np.exp(rng.uniform(-40, 40, 4000))
+    x = np.concatenate([drawn[drawn > -1], -rng.uniform(0, 1, 2000)]).astype(np.float32)
+    wanted = np.log1p(x.astype(np.float64))
+    assert np.array_equal(formats.log1p(x, "float32"), wanted.astype(np.float32))
+    assert np.abs(formats.log1p(x.astype(np.float64), "float64") / wanted - 1).max() < 2.0**-49
+    got, unit = formats.log1p(x, "float32", variant="libdevice"), np.abs(np.spacing(wanted.astype(np.float32)))
+    assert (np.abs(got - wanted) / unit).max() < 1
+    ends = np.float32([0.0, -0.0, -1.0, np.inf, -2.0, -np.inf, np.nan])
+    for variant in ("correct", "libdevice"):
+        made = formats.log1p(ends, "float32", variant=variant)
+        assert np.array_equal(made, np.float32([0, 0, -np.inf, np.inf, np.nan, np.nan, np.nan]), equal_nan=True)
+        assert np.signbit(made[1]) and not np.signbit(made[0])

@@ -83,3 +83,32 @@ def _third(a, b):
 def thirds(X, Y, N: tl.constexpr):
     p, c = tl.program_id(0), tl.arange(0, N)
     tl.store(Y + p, tl.reduce(tl.load(X + p * N + c), 0, _third))
+
+
+@triton.jit
+def _greater_magnitude(a, b):
+    if tl.abs(a) >= tl.abs(b):
+        return tl.abs(a)
+    elif b < -2.5:
+        return tl.maximum(b, tl.abs(b))
+    else:
+        return tl.abs(b)
+
+
+@triton.jit
+def _sum(a, b):
+    if a == 0.0:
+        return b
+    else:
+        return a + b
+
+
+@triton.jit
+def of_narrow_rows(X, Y, n, ADDS: tl.constexpr, B: tl.constexpr):
+    """The greatest magnitude of each row by a function with branches; ADDS: a sum by one."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + row * n + cols, mask=cols < n, other=0.0)
+    if ADDS:
+        tl.store(Y + row, tl.reduce(x, 0, _sum))
+    else:
+        tl.store(Y + row, tl.reduce(x, 0, _greater_magnitude))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from npusim.kernels.triton import compiler
+from npusim.kernels.triton import compiler, latest_readings
 from npusim.machines.sm import compiled_loops, compiled_rows
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", autouse=True)
 def bits_that_are_held(own_bits_alone: None) -> None:
     """No test of Triton kernels holds the bits of alternatives to assumed arithmetic."""
+
+
+@pytest.fixture(autouse=True)
+def changed_code_reads_anew(request: pytest.FixtureRequest) -> None:
+    """A test that replaces a part of the reader has none of the readings that earlier runs stored."""
+    if "monkeypatch" in request.fixturenames:
+        request.getfixturevalue("monkeypatch").setattr(latest_readings, "MOST_PROGRAMS", 0)
 
 
 @pytest.fixture(scope="module")

@@ -257,3 +257,13 @@ def one_of_few(X, Y, N, B: tl.constexpr):
     """The greatest of the even elements of a short row and 2 in place of the others."""
     i = tl.arange(0, B)
     tl.store(Y + tl.program_id(0), tl.max(tl.load(X + i, mask=(i < N) & (i % 2 == 0), other=2.0), 0))
+
+
+@triton.jit
+def stored_before(X, B: tl.constexpr):
+    """Tiles of which each program stores the next one before it loads it."""
+    at, total = tl.program_id(0) * 4 * B + tl.arange(0, B), tl.zeros([B], tl.float32)
+    for tile in range(3):
+        total += tl.load(X + at + tile * B)
+        if tile > 0:
+            tl.store(X + at + (tile + 1) * B, total)

@@ -27,3 +27,12 @@ def decayed(x, g, out, count, stride, size, block: tl.constexpr):
         tl.store(out + at, state.to(tl.bfloat16), mask=at < size)
         x += stride
         out += stride
+
+
+@triton.jit
+def columns_as_rows(x, out, stride, rows: tl.constexpr, columns: tl.constexpr):
+    """Store columns as rows: `reports.silicon.strided.strided`."""
+    h = tl.program_id(0) * columns + tl.arange(0, columns)
+    r = tl.program_id(1) * rows + tl.arange(0, rows)
+    loaded = tl.load(x + h[:, None] + r[None, :] * stride).to(tl.float32)
+    tl.store(out + h[:, None] * (tl.num_programs(1) * rows) + r[None, :], loaded)

@@ -11,7 +11,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
-from npusim.kernels.triton import launch, ttir_text
+from npusim.kernels.triton import latest_readings, ttir_text
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -125,7 +125,7 @@ def _content(operations: list[ttir_text.Op]) -> list[Any]:
 
 def test_a_text_is_read_once_and_no_reader_changes_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = list[str]()
-    monkeypatch.setattr(launch, "read", lambda text: texts.append(text) or ttir_text.read(text))
+    monkeypatch.setattr(latest_readings, "read", lambda text: texts.append(text) or ttir_text.read(text))
     x, w, dw = np.ones((7, 40), np.float32), np.ones(40, np.float32), np.zeros(40, np.float32)
     _run("column_sums", (7,), "h200", X=x, W=w, Y=np.zeros_like(x), DW=dw, N=40, B=64, KIND=0)
     assert len(texts) > len(set(texts))

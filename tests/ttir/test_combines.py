@@ -104,3 +104,17 @@ def test_a_function_of_other_words_is_refused() -> None:
         folded([x], "float32", combine_text("print(a0)", take=0, size=4, pads=(0.0,)), "sequential")
     with pytest.raises(FormatError, match="order 'four_chains'"):
         folded([x], "float32", combine_text("(a0 + b0)", take=0, size=4, pads=(0.0,)), "four_chains")
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b2", "h200"])
+@pytest.mark.parametrize("fmt", [np.float16, np.float32])
+def test_a_function_with_branches_that_rounds_nothing_is_of_any_format(hw: str, fmt: Any) -> None:
+    x = (3 * np.random.default_rng(0).standard_normal((4, 50))).astype(fmt)
+    made, _ = launched("of_narrow_rows", (4,), {"X": x, "Y": np.zeros(4, fmt), "n": 50}, hw, ADDS=False, B=64)
+    assert np.array_equal(made["Y"], np.abs(x).max(1))
+
+
+def test_a_function_with_branches_that_adds_is_refused() -> None:
+    words = {"X": np.ones((4, 50), np.float32), "Y": np.zeros(4, np.float32), "n": 50}
+    with pytest.raises(ProgramError, match=r"combine_kernels\.py:\d+: "):
+        launched("of_narrow_rows", (4,), words, "h200", ADDS=True, B=64)

@@ -17,7 +17,6 @@ pytestmark = [
     pytest.mark.usefixtures("without_warp_code"),
 ]
 INF = float("inf")
-ALONE = "a mask hides some of its elements in some iterations only"
 
 
 def normal(*shape: int, seed: int = 0, fmt: str = "float32") -> Any:
@@ -45,6 +44,7 @@ WORDS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         {"X": ROWS, "M": normal(7, seed=1), "Y": zeros(2, 7), "R": 7, "N": 20, "STEPS": 2, "BR": 4, "B": 32},
     ),
     "of_numbers": ((4,), {"X": SHORT, "A": normal(4, seed=1), "C": normal(4, seed=2), "Y": zeros(4), "N": 20, "B": 32}),
+    "stored_before": ((2,), {"X": normal(2, 64), "B": 16}),
     "product": (
         (2,),
         {"A": LEFT, "W": RIGHT, "V": normal(24, fmt="float16"), "C": zeros(64, 24), "K": 77, "N": 24}
@@ -112,7 +112,7 @@ RIGHT_ONES: list[tuple[str, dict[str, Any], Any]] = [
         LEFT.astype(np.float64) @ (RIGHT + np.float16(1)).astype(np.float64),
     ),
 ]
-#: Kernels in which masked lanes reach the result: of one axis, so that each lane is computed as it is.
+#: Kernels in which masked lanes reach the result, so that each lane is computed as it is.
 REACHED: list[tuple[str, dict[str, Any]]] = [
     ("lanes", {"OTHER": 1.0, "HOW": "sum"}),
     ("lanes", {"OTHER": 0.0, "HOW": "max"}),
@@ -130,18 +130,16 @@ REACHED: list[tuple[str, dict[str, Any]]] = [
     ("of_numbers", {"OTHER": 0.0, "HOW": "less a difference"}),
     ("of_numbers", {"OTHER": 1.0, "HOW": "times a difference"}),
     ("of_numbers", {"OTHER": 1.0, "HOW": "less a quotient"}),
+    ("by_tiles", {"HOW": "one more", "BY_LANES": True}),
+    ("by_tiles", {"HOW": "with padded weights", "BY_LANES": False}),
+    ("by_tiles", {"HOW": "padded weights first", "BY_LANES": False}),
+    ("down", {"HOW": "max"}),
+    ("down", {"HOW": "with columns"}),
+    ("of_rows", {"HOW": "added"}),
+    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "both one more"}),
 ]
 WRONG_ONES: list[tuple[str, dict[str, Any], str]] = [
-    ("by_tiles", {"HOW": "one more", "BY_LANES": True}, ALONE),
-    ("by_tiles", {"HOW": "with padded weights", "BY_LANES": False}, "a sum runs along an axis that a mask cuts"),
-    ("by_tiles", {"HOW": "padded weights first", "BY_LANES": False}, "a sum runs along an axis that a mask cuts"),
-    ("down", {"HOW": "max"}, ALONE),
-    ("down", {"HOW": "with columns"}, ALONE),
-    ("of_rows", {"HOW": "added"}, "a sum runs along an axis that a mask cuts"),
-    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "inverse"}, "multiplies 0 by Inf or NaN"),
-    ("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "both one more"}, "a tl.dot sums along an axis that a mask cuts"),
-    ("product", {"OTHER": 1.0, "FILL": 0.0, "HOW": "sum of columns"}, "a tl.dot sums along an axis that a mask cuts"),
-    ("product", {"OTHER": 1.0, "FILL": 2.0, "HOW": "chosen columns"}, "a tl.dot sums along an axis that a mask cuts"),
+    ("product", {"OTHER": 1.0, "FILL": 0.0, "HOW": "sum of columns"}, "their axes differ")
 ]
 
 
@@ -167,8 +165,17 @@ def test_what_masked_lanes_hold_changes_no_result(kernel: str, how: dict[str, An
 def test_masked_lanes_that_reach_a_result_are_computed(kernel: str, how: dict[str, Any], hw: str) -> None:
     call, _ = _recorded(kernel, how)
     done = npusim.run(call, hw=hw, rows="all")
-    assert done.numerics is not None and done.numerics.rmse is not None and done.numerics.rmse < 1e-6
+    assert done.numerics is not None and done.numerics.rmse is not None
+    assert done.numerics.rmse < (1e-4 if kernel == "product" else 1e-6)
     assert any("also those that a mask hides" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_masked_factors_that_are_infinite_make_each_sum_nan(hw: str) -> None:
+    from ttir.stored import stored
+
+    call, words = _recorded("product", {"OTHER": 0.0, "FILL": 0.0, "HOW": "inverse"})
+    assert np.all(np.isnan(stored(npusim.run(call, hw=hw, rows="all"), words)["C"]))
 
 
 @pytest.mark.parametrize(("kernel", "how", "why"), _named(WRONG_ONES))

@@ -98,8 +98,8 @@ def test_a_kernel_that_is_not_read_is_refused_before_code_is_made_of_it(monkeypa
     monkeypatch.setattr(compiler, "_code_of", lambda *_: asked.append("a recorded call"))
     with pytest.raises(ProgramError, match=r"O: program .* stores up to column 899 of 899"):
         added(ADD.replace("tensor(n), n, BLOCK", "tensor(n - 1), n, BLOCK"), 900)
-    call, _ = _recorded("by_tiles", {"HOW": "one more", "BY_LANES": True})
-    with pytest.raises(ProgramError, match="a mask hides some of its elements in some iterations only"):
+    call, _ = _recorded("stored_before", {})
+    with pytest.raises(ProgramError, match="an if whose condition differs between programs"):
         npusim.run(call, hw="h200")
     assert not asked
 

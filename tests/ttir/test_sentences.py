@@ -287,14 +287,19 @@ def test_a_kernel_may_have_a_name_of_any_length(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("hw", DEVICES)
-@pytest.mark.parametrize(("kind", "why"), [(0, "broadcasts a number"), (1, "a mask in a loop must compare")])
-def test_numbers_that_a_choice_spreads_are_refused_in_words(hw: str, kind: int, why: str) -> None:
-    x = drawn(3, 32)
-    words = {"T": np.zeros(3, np.float32), "n": 32, "lo": 5, "KIND": kind, "B": 16}
-    with pytest.raises(ProgramError, match=AT + f".*{why}"):
-        npusim.run(recorded("spread_numbers", (3,), x, **words), hw=hw, rows="all")
+def test_numbers_that_a_choice_spreads_are_refused_in_words(hw: str) -> None:
+    x, sums = drawn(3, 32), np.zeros(3, np.float32)
+    with pytest.raises(ProgramError, match=AT + ".*broadcasts a number"):
+        npusim.run(recorded("spread_numbers", (3,), x, sums, n=32, lo=5, KIND=0, B=16), hw=hw, rows="all")
     with pytest.raises(ProgramError, match=AT + ".*along an axis that no load and no store has: compute it"):
         npusim.run(recorded("spread_sum", (3,), x, np.zeros_like(x), n=32, lo=5, B=32), hw=hw, rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_number_is_chosen_by_the_iteration(hw: str) -> None:
+    x, sums = drawn(3, 32), np.zeros(3, np.float32)
+    made = computed(recorded("spread_numbers", (3,), x, sums, n=32, lo=5, KIND=1, B=16), sums, hw)
+    assert np.abs(made - x[:, :16].astype(np.float64).sum(1)).max() < 1e-5
 
 
 @pytest.mark.parametrize("hw", DEVICES)

@@ -137,8 +137,8 @@ def test_a_launch_that_another_follows_does_not_wait_for_its_last_stores() -> No
 
 
 def test_classes_of_bits_of_products_and_attention_are_the_chips() -> None:
-    axes = {"BM": (64, 128), "BN": (64, 128), "BK": (32, 64), "warps": (4, 8)}
-    made = predict_all(configurations_of(request_of(PRODUCT, M=512, N=512, K=512), axes))
+    ways: list[dict[str, tuple[int, ...]]] = [{"BM": (64, 128), "warps": (4, 8)}, {"BN": (64, 128), "BK": (32, 64)}]
+    made = [p for axes in ways for p in predict_all(configurations_of(request_of(PRODUCT, M=512, N=512, K=512), axes))]
     assert {p.key for p in made} == {made[0].key}  # one hash of 72 configurations
     assert made[0].key
     attention = (
@@ -146,10 +146,11 @@ def test_classes_of_bits_of_products_and_attention_are_the_chips() -> None:
         "D=head_dim, BM=128, BN=64, CAUSAL=causal)"
     )
     request = Request(attention, hw="h100", seq=256, l2="steady")
-    listed = configurations_of(request, {"BM": (64, 128), "BN": (32, 64), "warps": (4, 8)})
     by_keys: dict[object, set[str]] = {}
-    for configuration, p in zip(listed, predict_all(listed), strict=True):
-        by_keys.setdefault(configuration.fields["BN"], set()).add(p.key)
+    for axis, values in (("BM", (64, 128)), ("warps", (4, 8))):
+        listed = configurations_of(request, {axis: values, "BN": (32, 64)})
+        for configuration, p in zip(listed, predict_all(listed), strict=True):
+            by_keys.setdefault(configuration.fields["BN"], set()).add(p.key)
     assert [len(keys) for keys in by_keys.values()] == [1, 1]
     assert by_keys[32] != by_keys[64]
 

@@ -41,10 +41,12 @@ from npusim.kernels.triton.integers import (
     positive,
     resized,
 )
-from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, Load, plain_name
+from npusim.kernels.triton.kernel_draft import Draft, KnownBlock, plain_name
 from npusim.kernels.triton.listed import (
+    as_condition,
     by_elements,
     chosen_by_table,
+    compared_as_stairs,
     compared_by_table,
     inverted,
     joined_masks,
@@ -52,7 +54,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
-from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text
+from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text, is_exact
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -140,6 +142,7 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "math.exp": ("exp({}, 'exp.correct')", partial(_power, base=math.e)),
         "math.log2": ("log({}, 'log2.correct')", lambda x: _log(x) / math.log(2)),
         "math.log": ("log({})", _log),
+        "math.log1p": ("log({}, 'log1p.correct')", lambda x: math.log1p(x) if x > -1 else _log(1 + x)),
         "math.rsqrt": ("rsqrt({})", _inverse_root),
         "tt.precise_sqrt": ("sqrt({})", _root),
         "math.sqrt": ("sqrt({})", _root),
@@ -178,6 +181,7 @@ _OF_SIGN = ("math.absf", "arith.negf")
 LIBDEVICE: Mapping[str, str] = MappingProxyType(
     {"__nv_expf": "math.exp", "__nv_exp2f": "math.exp2", "__nv_logf": "math.log", "__nv_log2f": "math.log2"}
     | {
+        "__nv_log1pf": "math.log1p",
         "__nv_rsqrtf": "math.rsqrt",
         "__nv_fabsf": "math.absf",
         "__nv_erff": "math.erf",
@@ -352,9 +356,10 @@ class Arithmetic(Draft, ABC):
 
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
-    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | None:
-        """Return two masks joined by their table; None if they do not have the same table, or one is a mask
-        of values.
+    def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | Condition | None:
+        """Return two masks joined by their table; None if their tables differ, or one is a mask of values.
+
+        A mask that leaves a block's first rows becomes a comparison if it is joined with a mask of rows and columns.
         """
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             return None
@@ -363,6 +368,14 @@ class Arithmetic(Draft, ABC):
         is_opposite = name == "xori" and one.within is None and isinstance(other, Affine | Condition)
         if is_opposite and np.all(answers(self._condition(op, other))[0]):
             return inverted(one)
+        if (
+            name == "andi"
+            and isinstance(other, Condition)
+            and any(len(d.shape) - d.steps.count(0) > 1 for _, d in other.every)
+        ):
+            rows = as_condition(op, one, self.is_read(one.at.base.shape[1]))
+            if rows is not None:
+                return rows & other
         return joined_masks(op, name, one, other if isinstance(other, ListedMask) else self._condition(op, other))
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
@@ -420,6 +433,9 @@ class Arithmetic(Draft, ABC):
             return
         a, b = self._as_integers(a), self._as_integers(b)
         if isinstance(a, Affine | Listed) and isinstance(b, Affine | Listed) and Listed in (type(a), type(b)):
+            if (stairs := compared_as_stairs(op, relation, a, b)) is not None:
+                self._set(op, stairs)
+                return
             how, pair = partial(compared_by_table, op, relation, a, b), (a, b)
             self._set(op, or_elements(how, lambda: compared_elements(op, relation, *self._as_loaded(op, *pair))))
             return
@@ -554,7 +570,7 @@ class Arithmetic(Draft, ABC):
         form, fused = self.choices.form(op.name, shape_of(op.type)[1], ""), self._fused(op)
         lines = {f"{PurePath(x.line.file).name}:{x.line.number}" for x in self._readers(op)}
         is_known = not isinstance(divisor, Number) or divisor.is_known
-        return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.further))
+        return bool(form and fused and all(fused) and is_known and lines.issubset(self.choices.of_code("further")))
 
     def _constant_inverse(self, op: Op, divisor: Known) -> float:
         """Return the inverse, rounded once, by which ptxas multiplies in place of a division by a constant; 0 if it
@@ -644,7 +660,7 @@ class Arithmetic(Draft, ABC):
         fuses = [
             reader.name in ("arith.addf", "arith.subf")
             or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
-            for reader in (self._readers(op) if self.choices.fuses else ())
+            for reader in (self._readers(op) if self.choices.of_code("fuses") else ())
         ]
         return fuses if any(fuses) else []
 
@@ -665,12 +681,12 @@ class Arithmetic(Draft, ABC):
         """Return the text of an operation; an addition contracts the product that the addition of the compiled code
         contracts, by default the first.
         """
-        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.addends.get(op.place)
-        # Of two equal products, one in compiled code, the first is taken in: its place may be that of either.
+        ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.of_code("addends").get(op.place)
+        # Two equal products may be one in compiled code. The first is contracted then: its place may be that of either.
         are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
         if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
-        for one, other, form in ways if how in "+-" and self.choices.fuses else ():
+        for one, other, form in ways if how in "+-" and self.choices.of_code("fuses") else ():
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
         if how == "/" and (form := self.choices.form(op.name, shape_of(op.type)[1], "")):
@@ -726,6 +742,8 @@ class Arithmetic(Draft, ABC):
         if symbol in _LOG2_UNIT and self.choices.forms.get(symbol):
             why = "only the error of lg2.approx is documented; npusim computes a correctly rounded logarithm"
             self.notes.append(f"{op.line}: {why}")
+        if LIBDEVICE.get(symbol) == "math.log1p":
+            self.notes.append(f"{op.line}: log1p: the time is that of a logarithm, which has fewer instructions")
         if symbol not in LIBDEVICE:
             raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
@@ -777,6 +795,11 @@ class Arithmetic(Draft, ABC):
             if of.bits == 1:
                 self._set(op, self._known_block(op, self._unique("holds"), of.values, shape_of(op.type)[1]))
                 return
+        if isinstance(x, Condition):  # in a loop: ones, of which the mask hides some
+            shape, fmt = shape_of(op.type)
+            ones = self._spread(Floats("1.0", (None,) * len(shape), fmt), shape)
+            self._arith_select(op, x, replace(ones, pad=1.0), Number(0.0, "0.0", shape))
+            return
         if not isinstance(x, Affine) or (made := positive(x)) is None:
             raise op.fail("converting a mask or computed values to floats as unsigned integers is not supported")
         self._arith_sitofp(op, made)
@@ -966,8 +989,8 @@ class Arithmetic(Draft, ABC):
             )
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
-        """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
-        added = self.choices.sums.get(place) if self.choices.fuses and place else None
+        """Return whether compiled code contracts the products of a ``place`` with the additions of their sum."""
+        added = self.choices.of_code("sums").get(place) if self.choices.of_code("fuses") and place else None
         body = reduction.body[0] if reduction.body else None
         return bool(added and body and body.place.split(" at ")[0] == added.split(" at ")[0])
 
@@ -979,7 +1002,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, x)  # the sum of one element is the element
             return
         is_reversed = "reverse = true" in op.text
-        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        order = self._order_of(op)
         lanes = re.match(r"(?:lanes|trees)_1x(\d+)", order)
         has_one = bool(lanes and int(lanes[1]) >= min(WARP, shape_of(op.type)[0][-1]))  # element a lane
         is_wide = isinstance(x, Floats) and x.fmt == "f32" and order not in ("", UNKNOWN) and not has_one
@@ -1007,8 +1030,9 @@ class Arithmetic(Draft, ABC):
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
             raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
-        if any(x.fmt != "f32" for x in floats):
-            raise op.fail(f"{what} by an own function of {floats[0].fmt} is not supported; convert it to tl.float32")
+        fmt = floats[0].fmt
+        if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
+            raise op.fail(f"{what} by an own function of {fmt} is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
             raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
         axes = self._joined(*floats)
@@ -1032,15 +1056,16 @@ class Arithmetic(Draft, ABC):
         literals = {n: x.value for n, x in self.values.items() if isinstance(x, Number) and n in self._literals}
         body, pads = combined_text(op, self.choices, forms, numbers, literals), [x or 0.0 for x in hidden]
         order = self._order_of_function(op, shape[-1], is_scan=is_scan)
-        if not is_scan and self.choices.orders:
+        if not is_scan and self.choices.of_code("orders"):
             self._note_other_lanes(op, body, len(blocks), order)
         named = [self._named(op, x) for x in blocks]
-        values = ", ".join(self.text(x) for x in named)
+        wide, back = ("", "") if fmt == "f32" else (f".to({self.choices.fmt(x)!r})" for x in ("f32", fmt))
+        values = ", ".join(self.text(x) + wide * isinstance(x, Floats) for x in named)
         for i, result in enumerate(op.results):
             if not self._uses.get(result):
                 continue
             how = combine_text(body, take=i, size=shape[-1], pads=pads, is_reversed="reverse = true" in op.text)
-            made = Floats(f"{word}(({values},), {how!r}, {order!r})", axes if is_scan else axes[:-1], "f32")
+            made = Floats(f"{word}(({values},), {how!r}, {order!r}){back}", axes if is_scan else axes[:-1], fmt)
             self._bind(replace(op, results=[result]), made)
 
     def _known_beyond(self, x: Floats) -> float | None:
@@ -1061,9 +1086,15 @@ class Arithmetic(Draft, ABC):
         number = found.pop() if len(found) == 1 else None
         return number if ends is None or number is None else ends[not number]
 
+    def _order_of(self, op: Op) -> str:
+        """Return the order of a reduction or scan in compiled code; empty where none is known."""
+        orders = self.choices.of_code("orders")
+        order: str = orders.get(op.place, UNKNOWN) if orders else ""
+        return order
+
     def _order_of_function(self, op: Op, size: int, *, is_scan: bool) -> str:
-        """Return the order of a reduction or scan by an own function, and say where it is assumed."""
-        order = self.choices.orders.get(op.place, UNKNOWN) if self.choices.orders else ""
+        """Return the order of a reduction or scan by an own function, and note if the order is assumed."""
+        order = self._order_of(op)
         if order in ("", UNKNOWN) or (is_scan and "_" in order.partition("_")[2]):
             assumed = "sequential" if not self.choices.order else f"lanes_1x{min(WARP, size)}x1"
             self.notes.append(
@@ -1106,8 +1137,9 @@ class Arithmetic(Draft, ABC):
         return found
 
     def _order(self, op: Op) -> str:
-        """Return the order of a sum, the usual one where the compiled code's is not known."""
-        known = [self.choices.orders.get(at, UNKNOWN if self.choices.orders else "") for at in op.place.split(OF_SUMS)]
+        """Return the order of a sum: the usual order if that of the compiled code is not known."""
+        orders = self.choices.of_code("orders")
+        known = [orders.get(at, UNKNOWN if orders else "") for at in op.place.split(OF_SUMS)]
         if UNKNOWN in known:
             self.notes.append(f"{op.line}: the compiled code's order of this sum is unknown: {self.choices.order}")
             return self.choices.order
@@ -1478,20 +1510,11 @@ class Arithmetic(Draft, ABC):
         The extent of other axes is known when all stores are known: `npusim.kernels.triton.launch_phases` examines
         these masks then.
         """
-        walk, known = self._walk, list[Load]()
-        if walk is not None:
-            known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
-        if walk is None or not known:
-            self.bounds.append((axis, most, op.line))
-            return True
-        is_visited = np.arange(walk.most)[None] < walk.counts
-        for load in known:
-            at = [self.root(a) for a in load.axes].index(self.root(axis))
-            # of two joined loops the second one
-            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]
-            if np.any((left > most) & is_visited):
-                return False
-        return True
+        walk = self._walk
+        hides = None if walk is None else self.hides_loaded(walk, axis, most)
+        if hides is None:
+            (self.bounds if walk is None else walk.bounds).append((axis, most, op.line))
+        return not hides
 
     def _leaves_unread(self, axis: str | None, most: Integers) -> bool:
         """Return whether a mask leaves more elements along an axis than some load of a block along this axis reads."""

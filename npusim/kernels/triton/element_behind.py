@@ -18,7 +18,7 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
 #: An operation that TTIR does not have: in every program, one of the tiles has the element of the first mask, and the
 #: second mask does not hide this element.
 MEETS = "npusim.meets"
-_BARRIERS = ("gpu.barrier", "ttg.barrier", "ttg.local_barrier")
+BARRIERS = ("gpu.barrier", "ttg.barrier", "ttg.local_barrier")
 #: Operations that lead to an element's store in only some programs.
 _CONTROL = ("cf.", "block", "tt.return")
 #: Operations that a compiler may move from after a loop to before it: only their operands decide their results.
@@ -48,7 +48,7 @@ def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
             (element,) = behind
             end = operations.index(element)
             between = operations[at + 1 : end]
-            if not any(o.name in _BARRIERS for o in between) or any(o.name.startswith(_CONTROL) for o in between):
+            if not any(o.name in BARRIERS for o in between) or any(o.name.startswith(_CONTROL) for o in between):
                 continue
             moved = _moved(element, between, loop)
             chosen = _chosen(function, loop, store, element, {**made, **makers(loop.body)})

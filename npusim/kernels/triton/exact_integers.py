@@ -317,7 +317,7 @@ class ExactIntegers(WholeNumbers, ABC):
         except OtherFirstError:
             if not self.choices.way("knows_tiles"):
                 raise
-            if self.choices.fuses:
+            if self.choices.of_code("fuses"):
                 why = "compiled code may split off the first iteration and fuse other operations there"
                 self.notes.append(f"{op.line}: {why}; last bits may differ")
             self._fixed_choice(op, mask, a, b)

@@ -81,7 +81,10 @@ _INTEGERS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _RELATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
 )
-_NAMED = (formats.exp, formats.exp2, formats.log, formats.log2, formats.rsqrt, formats.sqrt, formats.erf, formats.tanh)
+_NAMED = (
+    *(formats.exp, formats.exp2, formats.log, formats.log1p, formats.log2),
+    *(formats.rsqrt, formats.sqrt, formats.erf, formats.tanh),
+)
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     dict[str, Callable[..., Any]]({f"math.{f.__name__}": partial(f, fmt=F64) for f in _NAMED})
     | {"tt.precise_sqrt": partial(formats.sqrt, fmt=F64), "math.absf": np.abs, "arith.negf": np.negative}

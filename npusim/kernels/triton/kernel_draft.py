@@ -72,9 +72,12 @@ WAYS = frozenset(
     | {"fills_rows", "hides_elements", "adds_tiles", "knows_tiles", "unrolls", "loads_again", "ragged", "lanes"}
 )
 
+#: Choices that compiled code decides.
+OF_CODE = frozenset({"fuses", "orders", "addends", "sums", "further"})
+
 
 class LaneReading(NamedTuple):
-    """Blocks that are read lane by lane: those of at most so many ``axes``.
+    """Blocks that are read lane by lane: those of at most this number of ``axes``; with two, also numbers.
 
     ``is_along``: whether the lanes of a loop's iterations follow one another along its axis; if not, the lanes of each
     iteration have a separate place.
@@ -124,7 +127,8 @@ class Choices:
     ``unrolls``: a loop of few iterations, with the same number in every program, is written as its iterations one after
     another, if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
-    ``asked``: choices among `WAYS` that a reading asked for.
+    ``asked``: the choices in `WAYS` that a reading used; ``asked_of_code``: the choices in `OF_CODE` that any reading
+    of the launch used.
     """
 
     is_fresh: bool
@@ -158,6 +162,13 @@ class Choices:
     loads_again: bool = False
     ragged: bool = False
     asked: set[str] = field(default_factory=set, compare=False)
+    asked_of_code: set[str] = field(default_factory=set, compare=False)
+
+    def of_code(self, name: str) -> Any:
+        """Return one of the choices that compiled code decides (`OF_CODE`), and note that a reading used it."""
+        assert name in OF_CODE, name
+        self.asked_of_code.add(name)
+        return getattr(self, name)
 
     def way(self, name: str) -> Any:
         """Return one of the choices in which ways of reading differ (`WAYS`), and note that a reading used it."""
@@ -230,6 +241,10 @@ class Load:
         self.left = [np.where(hidden > 0, x, 0) for x in left]
 
 
+#: A mask that leaves a first part of an axis: the axis, how many elements are left, and the kernel's line.
+Bound = tuple[str | None, Integers, Line]
+
+
 @dataclass
 class Walk:
     """A loop over tiles: the iterations of each program, the statements, and the comparisons that mask scores.
@@ -254,6 +269,8 @@ class Walk:
     #: any program; and the value of each state where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
+    #: Masks that leave the first part of an axis of a block without a load.
+    bounds: list[Bound] = field(default_factory=list)
     #: For states, the name of the value that an iteration leaves in them, if the value has a name.
     last_values: dict[str, str] = field(default_factory=dict)
 
@@ -273,6 +290,12 @@ class Walk:
         """Keep only some of the programs, in that order."""
         self.counts, self.mask = self.counts[programs], self.mask and self.mask.at(programs)
         self.done = self.done[programs] if self.done is not None and len(self.done) > 1 else self.done
+        self.bounds = _of_programs(self.bounds, programs)
+
+
+def _of_programs(bounds: list[Bound], programs: Integers) -> list[Bound]:
+    """Return bounds of some programs, in that order."""
+    return [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in bounds]
 
 
 @dataclass
@@ -355,7 +378,7 @@ class Draft:
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()
         #: Masks outside of walked axes that leave the first part of an axis; sums and maxima along an axis, down rows.
-        self.bounds: list[tuple[str | None, Integers, Line]] = []
+        self.bounds: list[Bound] = []
         self.reduced, self.goes_down, self.reduced_vectors = (list[tuple[str | None, Line]]() for _ in range(3))
         #: Axes along which vectors have a value for each row of a tile.
         self.down: set[str | None] = set()
@@ -378,8 +401,7 @@ class Draft:
         #: The values from which each value is computed, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        # values that a compiler knows, because they are computed only from constants of the kernel
-        self._literals = set[str]()
+        self._literals = set[str]()  # values that a compiler knows, computed only from constants of the kernel
         self._stores, self._store_masks = list[str](), list[str]()  # pointers and masks
         #: Comparisons with 0 that masks of stores contain, for lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()
@@ -462,6 +484,17 @@ class Draft:
         if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
             raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")
         return constant(value if value <= high else value - (1 << bits), bits=bits)
+
+    def hides_loaded(self, walk: Walk, axis: str | None, most: Integers) -> bool | None:
+        """Return whether a loop's tiles have more elements along an axis than a mask leaves; None if none has it."""
+        known = [self.loads[n] for n in walk.loads if self.root(axis) in map(self.root, self.loads[n].axes)]
+        is_visited = np.arange(walk.most)[None] < walk.counts
+        for load in known:
+            at = [self.root(a) for a in load.axes].index(self.root(axis))
+            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
+            if np.any((left > most) & is_visited):
+                return True
+        return False if known else None
 
     def is_read(self, iterations: int) -> Any:
         """Return the programs and iterations of the loop in which the current operations are executed, for this number
@@ -590,7 +623,7 @@ class Draft:
             known.keep(programs)
         for load in self.loads.values():
             load.pointer, load.left = load.pointer.at(programs), [x[programs] if len(x) > 1 else x for x in load.left]
-        self.bounds = [(axis, x[programs] if len(x) > 1 else x, line) for axis, x, line in self.bounds]
+        self.bounds = _of_programs(self.bounds, programs)
 
 
 def _carried(loop: Op) -> tuple[list[str], list[str]]:

@@ -41,11 +41,12 @@ def known_tiles(
 ) -> KnownTiles | None:
     """Return the elements of blocks, (program, iteration, *axes), as a tensor; None if the programs do not fill a grid.
 
-    ``ids``: numbers of programs, (x, y, z); ``left``: number of elements along each axis that other tiles of the loop
-    have, None: all; ``is_along``: whether the loop continues along the last axis; ``visited``: largest number of
-    iterations of a program, 0: all.  ``missing``: the element for programs that are absent, for example because they
-    return early; None: all programs of a grid must be present.
+    ``ids``: numbers of programs, (x, y, z), equal for parts of one program if ``missing`` is given; ``left``: number of
+    elements along each axis that other tiles of the loop have, None: all; ``is_along``: whether the loop continues
+    along the last axis; ``visited``: largest number of iterations of a program, 0: all.  ``missing``: the element for
+    programs that are absent, for example because they return early; None: all programs of a grid must be present.
     """
+    ids = ids if missing is None else _with_parts(ids)
     grid = ids.max(0) + 1
     is_whole = len(ids) == np.prod(grid) or missing is not None
     if not is_whole or len(np.unique(ids, axis=0)) != len(ids) or not 1 <= values.ndim - _AXES <= _AXES:
@@ -89,6 +90,18 @@ def known_tiles(
     pointer = Affine(base, steps[-len(shape) :], shape, called)
     sizes, by = (tuple(side[i] for side in sides) for i in (0, 1))
     return KnownTiles(np.ascontiguousarray(tensor).reshape(-1), sizes, by, pointer, Condition(rules) if rules else None)
+
+
+def _with_parts(ids: Integers) -> Integers:
+    """Return the programs' numbers, in which the parts of a program are programs along the last axis of the grid."""
+    _, of_each, counts = np.unique(ids, axis=0, return_inverse=True, return_counts=True)
+    if (most := int(counts.max())) == 1:
+        return ids
+    order = np.argsort(of_each.reshape(-1), kind="stable")
+    part = np.empty(len(ids), np.int64)
+    part[order] = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    with_parts: Integers = ids * np.array([1, 1, most]) + part[:, None] * np.array([0, 0, 1])
+    return with_parts
 
 
 def _without_equal(in_grid: Integers, ids: Integers) -> tuple[Integers, Integers]:

@@ -35,8 +35,8 @@ from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
 from npusim.kernels.triton.kernel_draft import Choices
+from npusim.kernels.triton.latest_readings import blocks_of
 from npusim.kernels.triton.launch_phases import LaunchGrid
-from npusim.kernels.triton.launch_ways import launched
 from npusim.kernels.triton.reader import Reader
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.ttir_text import FORMATS, Line, read, refusing
@@ -161,6 +161,7 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "__nv_fast_logf": f"(log({{}}, 'log2.correct') * {LN_2!r})",
             "math.log": "log({}, 'log.libdevice')",
             "math.log2": "log({}, 'log2.libdevice')",
+            "math.log1p": "log({}, 'log1p.libdevice')",
             "math.rsqrt": "rsqrt({}, 'rsqrt.hopper_approx')",
             "math.sqrt": f"sqrt({{}}, {APPROXIMATE_ROOT!r})",
             "math.erf": "erf({}, 'erf.libdevice')",
@@ -455,7 +456,7 @@ def phase_read(
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
     choices = _choices(p, device, fuses=fuses, order=order, orders=orders, **of_code)
     with refusing(line, name):
-        first, *others = launched(read(made.ttir), arguments, grid, choices)
+        first, *others = blocks_of(made.ttir, arguments, grid, choices)
         further = [
             one
             for i, blocks in enumerate(others, 2)
@@ -480,7 +481,7 @@ def check_read(
     """
     choices = _choices(p, machine.device, fuses=p.contracts, order="mma_lanes")
     with refusing(line, name):
-        for blocks in launched(read(ttir), arguments, grid, choices):
+        for blocks in blocks_of(ttir, arguments, grid, choices):
             blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=machine.keeps_factors)
 
 
@@ -588,7 +589,7 @@ def read_as(
     read.
     """
     with refusing(line, name):
-        return launched(read(ttir), arguments, grid, _choices(p, fuses=p.contracts))
+        return blocks_of(ttir, arguments, grid, _choices(p, fuses=p.contracts))
 
 
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:

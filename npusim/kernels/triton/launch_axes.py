@@ -37,8 +37,8 @@ class UnplacedError(ProgramError):
 class TensorUse(NamedTuple):
     """One access of a view: the first elements of its blocks, the places where these are read, and the kernel's line.
 
-    ``is_of_rows``, ``is_of_columns``: whether the rows, or columns, of its blocks are those of the result.  ``sizes``:
-    the sizes of its blocks.
+    ``is_of_rows``, ``is_of_columns``: whether the rows, or columns, of its blocks are those of the result.
+    ``is_turned``: whether the rows of its blocks are the columns of the result.  ``sizes``: the sizes of its blocks.
     """
 
     base: Integers
@@ -46,6 +46,7 @@ class TensorUse(NamedTuple):
     is_walked: bool
     is_of_rows: bool
     is_of_columns: bool
+    is_turned: bool
     line: Line
     sizes: tuple[int, ...]
 
@@ -129,29 +130,39 @@ def matched(
     groups of these; 3: or groups of the indices that a program visits in its loop; 4: as 1, but no axis along which a
     loop moves consists of pages of rows.
     """
-    *outer, rows, columns = result.view.shape
     first: ProgramError | None = None
-    inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
-    times = {
-        i: [u.is_read.shape[1] for u in uses if u.is_walked and np.any(np.diff(view.index((i,), u.base), axis=1))]
-        for i in view.rest
-    }
-    halves = [view.halved(i, n) for i in view.rest for n in dict.fromkeys((*times[i], rows, *outer))]
-    every = [*(view.split(*each) for each in dict.fromkeys(inner)), *halves]
-    groups = [x for x in every if x is not None]
-    ragged = [view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner)]
-    ragged += [view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns))]
-    last = [x for x in ragged if x is not None and is_ragged]
-    groups = [*last, *groups] if result.view.ragged else [*groups, *last]  # like those of the result
-    orders = {2: chain(groups, view.ways()), 3: chain(_by_loops(view, uses, is_ragged=is_ragged), view.ways(), groups)}
-    plain = chain(groups, view.ways()) if is_part else chain(view.ways(), groups)
-    for one in orders.get(freedom, plain):
+    groups = _in_groups(view, uses, result, is_ragged=is_ragged)
+    is_grouped = freedom == 2 or (freedom != 3 and is_part)
+    by_loops = _by_loops(view, uses, is_ragged=is_ragged) if freedom == 3 else ()
+    for one in chain(groups, view.ways()) if is_grouped else chain(by_loops, view.ways(), groups):
         try:
             return _followed(of, one, uses, result, is_strict=not freedom, has_pages=freedom < NO_PAGES)
         except ProgramError as error:
             first = first or error
     assert first is not None
     raise first
+
+
+def _in_groups(view: View, uses: Sequence[TensorUse], result: Result, *, is_ragged: bool) -> Iterator[View]:
+    """Yield a view with an axis in groups of the sizes of the result, of blocks, or of what a loop goes through."""
+    *outer, rows, columns = result.view.shape
+    inner = [(rows, ROWS), (columns, COLUMNS), *zip(uses[0].sizes, (ROWS, COLUMNS), strict=True)]
+
+    def whole() -> Iterator[View | None]:
+        yield from (view.split(*each) for each in dict.fromkeys(inner))
+        for i in view.rest:
+            times = [
+                u.is_read.shape[1] for u in uses if u.is_walked and np.any(np.diff(view.index((i,), u.base), axis=1))
+            ]
+            yield from (view.halved(i, n) for n in dict.fromkeys((*times, rows, *outer)))
+
+    def shorter() -> Iterator[View | None]:
+        if is_ragged:
+            yield from (view.split(n, role, is_ragged=True) for n, role in dict.fromkeys(inner))
+            yield from (view.in_ragged_groups(i, n) for i in view.rest for n in dict.fromkeys((rows, columns)))
+
+    ways = (shorter, whole) if result.view.ragged else (whole, shorter)  # as the result's are
+    return (x for way in ways for x in way() if x is not None)
 
 
 def _by_loops(view: View, uses: Sequence[TensorUse], *, is_ragged: bool) -> Iterator[View]:
@@ -195,7 +206,8 @@ def _followed(
     for u in uses:
         if u.is_of_rows and np.any((view.index(view.groups[ROWS], u.base) != result.row) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads rows other than those that it stores", of)
-        if u.is_of_columns and np.any((view.index(view.groups[COLUMNS], u.base) != result.column) & u.is_read):
+        columns = view.groups[COLUMNS if u.is_of_columns else ROWS]
+        if (u.is_of_columns or u.is_turned) and np.any((view.index(columns, u.base) != result.column) & u.is_read):
             raise UnplacedError(f"{u.line}: {of}: the program loads columns other than those that it stores", of)
     return _with_fixed(of, view, uses, is_strict=is_strict)
 

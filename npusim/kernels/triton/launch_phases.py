@@ -192,7 +192,7 @@ class LaunchGrid:
         if self.is_stacked:
             self.splits, rows, cols = self._stacked(places, rows, cols)
         elif self.stored.is_walked:
-            cols = np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+            rows, cols = self._walked_sides(rows, cols)
             self.col = _least(places[-1], self.is_visited)  # also if tiles are visited from the last to the first
         for each in reader.stored:
             self._check_stored(each)
@@ -234,6 +234,14 @@ class LaunchGrid:
             if np.any(((visited != self.sizes["key"]) | (first != 0)) & self.stores[:, 0]):
                 raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
 
+    def _walked_sides(self, rows: Integers, cols: Integers) -> tuple[Integers, Integers]:
+        """Return the rows and columns of all tiles together that a loop stores one beside the other."""
+        rows = np.broadcast_to(rows, self.is_visited.shape)
+        if np.any((rows != rows[:, :1]) & self.is_visited):
+            why = "a loop stores tiles with more rows in some iterations than in others"
+            raise self._fault(self.stored.line, f"{self.stored.pointer.of}: {why}")
+        return rows[:, :1], np.where(self.is_visited, cols, 0).sum(1, keepdims=True)
+
     def _stacked(
         self, places: Sequence[Integers], rows: Integers, cols: Integers
     ) -> tuple[Integers, Integers, Integers]:
@@ -271,7 +279,7 @@ class LaunchGrid:
                     is_read = np.broadcast_to(is_read, (len(self.reader.ids), is_read.shape[1]))
                     base = np.broadcast_to(base, (len(self.reader.ids), base.shape[1]))
                     sides = [size for _, size, _ in self._sides(x.pointer, x.axes, x.left, x.dims)]
-                    own = self._has_rows(x), self._has_columns(x)
+                    own = self._has_rows(x), self._has_columns(x), self._has_columns(x, ROWS)
                     uses.append(TensorUse(base, is_read, x.is_walked, *own, x.line, tuple(sides)))
             is_vector = not tensor.groups[ROWS] and all(u.is_of_rows for u in uses)
             where = Result(result, self.batch, self.head, self.split, self.row, self.col, self.is_row)
@@ -290,8 +298,10 @@ class LaunchGrid:
             return self._is_of_rows(x.axes)
         return ROWS in dims and root(x.axes[dims.index(ROWS)]) == root(self.stored.value.axes[0])
 
-    def _has_columns(self, x: Load) -> bool:
-        """Return whether the columns of a load's blocks are those of the result, without a loop along them."""
+    def _has_columns(self, x: Load, along: int = COLUMNS) -> bool:
+        """Return whether the columns of a load's blocks (or ``along`` rows: the rows) are those of the result, without
+        a loop along them.
+        """
         stored, root = self.stored, self.reader.root
         if (
             stored.is_walked
@@ -301,7 +311,9 @@ class LaunchGrid:
         ):
             return False
         dims = x.dims[-len(x.axes) :]
-        return COLUMNS in dims and root(x.axes[dims.index(COLUMNS)]) == root(stored.value.axes[-1]) is not None
+        if along == ROWS and len(dims) == 1:
+            return False  # a vector of columns, of which each is a row
+        return along in dims and root(x.axes[dims.index(along)]) == root(stored.value.axes[-1]) is not None
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:
         root = self.reader.root
@@ -670,9 +682,11 @@ class LaunchGrid:
         """
         r, stored = self.reader, {"row": self.rows, "value": self.cols}
         is_stored = (self.rows > 0) & (self.cols > 0)
-        for axis, most, line in r.bounds:
+        of_walks = [(r.hides_loaded(w, axis, most), axis, most, line) for w in r.walks for axis, most, line in w.bounds]
+        for hides, axis, most, line in (*((None, *each) for each in r.bounds), *of_walks):
             called = self.names.get(r.root(axis), "")
-            if np.any((stored.get(called, self.sizes.get(called, 0)) > most) & is_stored):
+            is_stored_so = (stored.get(called, self.sizes.get(called, 0)) > most) & is_stored
+            if np.any(is_stored_so) if hides is None else hides:
                 why = "a mask hides elements that are stored; load and store them with the same mask"
                 if r.root(axis) not in map(r.root, self.stored.value.axes):
                     why = "a mask hides elements that are loaded; load them with this mask, and with other=..."
@@ -1062,21 +1076,18 @@ class LaunchGrid:
         spans = [*stored[: 1 + self.is_cut], *parts]
         columns = [self.batch, self.head, np.zeros_like(self.split), *chain(*((at, count) for _, at, count in spans))]
         numbers = np.column_stack([x[chosen, 0] for x in columns])
-        times, edges = self._times(chosen)
-        times = np.where(self._exists(edges), times, 1)  # there is nothing to store beyond its end
+        self.check_written()
+        times, edges = self._times
         if isinstance(self.out, View) and self.out.ragged is not None and not self.out.is_workspace:
             why = f"`output` has whole groups of {self.out.ragged.inner} along an axis of {self.out.ragged.size}"
             self.reader.notes.append(f"{self.stored.line}: {self.out.parameter}: {why}, NaN behind its end")
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):
-            results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
-            why = f"the grid of {'x'.join(map(str, self.reader.grid))} programs writes {self._written(times, edges)}"
-            if not isinstance(self.out, View) or np.any(times > 1) or not np.any(times):
-                advice = "" if np.any(times > 1) else "; if the last block is partial, use cdiv(size, block) and masks"
-                raise self._fault(
-                    self.stored.line, f"{next(iter(results))}: {why}: correct the grid or the offsets{advice}"
-                )
+            results, why = self._said(times, edges)
+            if not isinstance(self.out, View) or not np.any(times):
+                advice = "; if the last block is partial, use cdiv(size, block) and masks"
+                raise self._fault(self.stored.line, f"{results[0]}: {why}: correct the grid or the offsets{advice}")
             # Rows that another launch writes, or programs of another kind.
             left = "by programs of this kind" if self.reader.choices.programs else "npusim returns NaN there"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
@@ -1094,11 +1105,27 @@ class LaunchGrid:
             renamed.append(kinds.setdefault(Visits(self._runs(i), offsets[i]), len(kinds)))
         return list(kinds), np.array(renamed, np.int64)[which]
 
-    def _times(self, chosen: Integers) -> tuple[Integers, list[Integers]]:
-        """Return how often each element of the result is stored, and the edges between which this number is constant.
+    def check_written(self) -> None:
+        """Raise `ProgramError` for an element of the result that several programs store to."""
+        times, edges = self._times
+        if np.any(times > 1):
+            results, why = self._said(times, edges)
+            raise self._fault(self.stored.line, f"{results[0]}: {why}: correct the grid or the offsets")
+
+    def _said(self, times: Integers, edges: list[Integers]) -> tuple[list[str], str]:
+        """Return the names of the results, and which elements are not written once."""
+        results = dict.fromkeys(x.pointer.of.partition(".")[0] for x in self.reader.stored)
+        grid = "x".join(map(str, self.reader.grid))
+        return list(results), f"the grid of {grid} programs writes {self._written(times, edges)}"
+
+    @cached_property
+    def _times(self) -> tuple[Integers, list[Integers]]:
+        """The number of stores of each element of the result, 1 beyond its end, and the edges between which elements
+        are equal.
 
         In order: batch, head, split, stretch of rows, stretch of columns.
         """
+        chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
         spans = [(n, at[chosen, 0], count[chosen, 0]) for n, at, count in self._spans()]
         edges = [_sorted(np.concatenate([[0, n], at[:, 0], (at + count)[:, 0]])) for n, at, count in self._spans()]
         (a, b), (c, d) = (
@@ -1109,7 +1136,8 @@ class LaunchGrid:
         steps = np.zeros((*self.out.shape[:ROWS], *(len(e) for e in edges)), np.int64)
         for row, column, sign in ((a, c, 1), (b, c, -1), (a, d, -1), (b, d, 1)):
             np.add.at(steps, (*place, row[program], column[program]), sign)
-        return steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1], edges
+        times = steps.cumsum(ROWS).cumsum(COLUMNS)[..., :-1, :-1]
+        return np.where(self._exists(edges), times, 1), edges
 
     def _exists(self, edges: list[Integers]) -> Any:
         """Return the stretches of a result, in the form of `_times`, in which its tensor has elements."""

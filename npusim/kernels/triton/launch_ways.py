@@ -28,7 +28,8 @@ from npusim.kernels.triton.results_apart import inside, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
@@ -101,12 +102,6 @@ class _Tries:
         """Whether the kernel has remainders, or quotients, of the indices of a block."""
         names = ("arith.remsi", "arith.remui", "arith.divsi", "arith.divui")
         return any(o.name in names and "tensor" in o.type for o in self._every)
-
-    @cached_property
-    def has_two_axes(self) -> bool:
-        """Whether the kernel loads or stores a block of two axes."""
-        accessed = [t for o in self._every if o.name in ("tt.load", "tt.store") for t in TYPES.findall(o.text)]
-        return any(len(shape_of(t)[0]) > 1 for t in accessed)
 
     @property
     def _every(self) -> list[Any]:
@@ -266,16 +261,14 @@ def _has_loops(tries: _Tries) -> bool:
     return tries.has_loops
 
 
-def _has_two_axes(tries: _Tries) -> bool:
-    return tries.has_two_axes
-
-
-def _has_two_axes_and_loops(tries: _Tries) -> bool:
-    return tries.has_two_axes and tries.has_loops
-
-
 def _has_remainders(tries: _Tries) -> bool:
     return tries.has_remainders
+
+
+def _stores_one_column(tries: _Tries) -> bool:
+    """Return whether a loop stores blocks of one column, and a block is reduced down its rows."""
+    stored = [shape_of(o.type)[0] for o in inside(tries.function.operations) if o.name == "tt.store"]
+    return reduces_down(tries.function) and any(len(shape) == 2 and shape[0] > shape[1] == 1 for shape in stored)
 
 
 def _added(tries: _Tries) -> list[LaunchGrid]:
@@ -374,6 +367,7 @@ WAYS = (
     *_with("hidden elements of a list", "", lists_elements=True, hides_elements=True),
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
+    *_with("blocks of one column as rows", "", when=_stores_one_column, turns=ALL),
     *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
     *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
     *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
@@ -393,6 +387,8 @@ def _of_floats(tries: _Tries, *, knows_tiles: bool = False, lanes: LaneReading |
     how = replace(choices, knows_tiles=knows_tiles, lanes=lanes, lists_remainders=bool(lanes))
     made = _kernels(tries.of(function, arguments, how))
     check_programs([each.reader for each in made])
+    for blocks in made:
+        blocks.check_written()
     for each in tries.prepared.maxima:
         why = (
             "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
@@ -420,24 +416,24 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     return made
 
 
-def _by_lanes(axes: int, *when: Callable[[_Tries], bool]) -> list[Way]:
+def _by_lanes(axes: int) -> list[Way]:
     """Return the ways to read blocks of at most so many axes lane by lane: along a loop's axis, and apart."""
     return [
         Way(
             f"lane by lane, {axes} axes, {'along' if is_along else 'apart'}",
             partial(_of_floats, knows_tiles=True, lanes=LaneReading(axes, is_along)),
-            asked,
+            _always if is_along else _has_loops,
             is_reported=False,
         )
-        for is_along, asked in zip((True, False), when, strict=True)
+        for is_along in (True, False)
     ]
 
 
 OF_LAUNCHES = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
-    *_by_lanes(1, _always, _has_loops),
-    *_by_lanes(2, _has_two_axes, _has_two_axes_and_loops),
+    *_by_lanes(1),
+    *_by_lanes(2),
     Way("integers alone", _of_integers),
 )
 

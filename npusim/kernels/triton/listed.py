@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.errors import ProgramError
 from npusim.formats.whole import WIDE, whole_limits
 from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 MOST_LISTED = 1 << 22
 #: Bits of integers that are read without their sign.
 BYTE = 8
+#: For each relation the one that is true of two numbers in the other order.
+_TURNED: Mapping[str, str] = MappingProxyType({"slt": "sgt", "sgt": "slt", "sle": "sge", "sge": "sle"})
 _SUMS = ("addi", "subi", "addptr")
 _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(
     {"andi": np.logical_and, "ori": np.logical_or, "xori": np.logical_xor}
@@ -67,7 +70,7 @@ def table_of(
     programs, times, n = *values.shape[:2], shape[wide[0]]
     flat = np.where(known, values, 0).reshape(programs, times * n)
     if kinds_of is None:
-        kinds, of_each = unlike_rows(flat)
+        kinds, of_each = _rows_in_rows(flat, known.reshape(programs, times * n))
     else:
         first, of_each = kinds_of(flat)
         kinds = flat[first]
@@ -95,6 +98,66 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
     ordered = sorted(first)
     number = {key: i for i, key in enumerate(ordered)}
     return rows[[first[key] for key in ordered]], np.array([number[key] for key in keys], np.int64)
+
+
+#: Most rows that one row is compared with, to find another one that has its integers.
+_MOST_COMPARED = 16
+
+
+def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
+    """Return rows of integers that have those of all rows, and for each row which one has them.
+
+    Integers that are not known may be any: the first tiles of a sequence are in the row of a program that visits more.
+    """
+    kinds, of_each = unlike_rows(rows)
+    if known.all():
+        return kinds, of_each
+    seen = np.zeros(kinds.shape, bool)  # of equal rows: what any of them has
+    np.logical_or.at(seen, of_each, known)
+    within, kept = np.arange(len(kinds)), dict[int, list[int]]()
+    for i in np.argsort(-seen.sum(1), kind="stable").tolist():
+        others = kept.setdefault(int(kinds[i, np.argmax(seen[i])]), [])
+        for k in others[:_MOST_COMPARED]:
+            if not np.any(seen[i] & (~seen[k] | (kinds[i] != kinds[k]))):
+                within[i] = k
+                break
+        else:
+            others.append(i)
+    left, number = np.unique(within, return_inverse=True)
+    return kinds[left], number.reshape(-1)[of_each]
+
+
+def alike_programs(*values: Listed | Condition | Affine | Booleans | None) -> tuple[Integers, Integers] | None:
+    """Return programs in which some integers are those of all programs, and for each program which of these stands for
+    it; None where all programs differ, or none does.
+    """
+    parts, waiting = list[Any](), list[Any](values)
+    while waiting:
+        x = waiting.pop()
+        if isinstance(x, Listed):
+            waiting += (x.rest, x.at)
+        elif isinstance(x, Condition):
+            waiting += (d for _, d in x.every)
+        elif isinstance(x, Affine):
+            waiting += (x.base, *x.limits())
+        elif x is not None:
+            parts.append(np.asarray(x))
+    count = max((len(x) for x in parts), default=1)
+    many = [x.reshape(len(x), -1).astype(np.int64) for x in parts if len(x) > 1]
+    if count == 1:
+        return None
+    _, of_each = unlike_rows(np.concatenate(many, axis=1))
+    _, first = np.unique(of_each, return_index=True)
+    return (first, of_each) if len(first) < count else None
+
+
+def _of_alike(op: Op, how: Callable[..., Listed], *values: Listed | Affine) -> Listed:
+    """Return a list that a function makes of integers, computed once for programs with equal integers."""
+    if (alike := alike_programs(*values)) is None:
+        return how(op, *values)
+    first, of_each = alike
+    made = how(op, *(x.of_programs(first) if isinstance(x, Listed) else x.at(first) for x in values))
+    return made.of_programs(of_each)
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
@@ -180,13 +243,21 @@ def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
     at = [_own_axis(x) for x in (a, b)]
     rests = [Affine(np.zeros((1, 1), np.int64), (0,) * len(x.shape), x.shape) for x in at]
     one, other = (replace(x, rest=rest, at=own) for x, rest, own in zip((a, b), rests, at, strict=True))
-    values = elements_of(op, one) + (-1 if op.name == "arith.subi" else 1) * elements_of(op, other)
-    made = table_of(op, values, np.logical_and(_defined(op, one), _defined(op, other)), one.shape, WIDE)
+    made = _of_alike(op, _entries_summed, one, other)
     return replace(made, rest=sums(op, a.rest, b.rest), at=replace(made.at, shape=a.shape))
+
+
+def _entries_summed(op: Op, one: Listed, other: Listed) -> Listed:
+    values = elements_of(op, one) + (-1 if op.name == "arith.subi" else 1) * elements_of(op, other)
+    return table_of(op, values, np.logical_and(_defined(op, one), _defined(op, other)), one.shape, WIDE)
 
 
 def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
     """Return an integer operation on two integers, element by element, as a table of all programs."""
+    return _of_alike(op, _by_elements, a, b)
+
+
+def _by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
     name, values = op.name.partition(".")[2], [elements_of(op, x) for x in (a, b)]
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")
@@ -308,6 +379,72 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
     holds = np.asarray(RELATIONS[name](np.subtract(*(pair if one is a else pair[::-1])), 0))
     is_known = number is not None and whole is not None and whole.beyond is not None
     return ListedMask(holds[:-1], at, beyond=bool(holds[-1])) if is_known else ListedMask(holds, at)
+
+
+def compared_as_stairs(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> Condition | None:
+    """Return a comparison of a list along one axis of a block with integers along the other axis as one of linear
+    integers, for a list whose entries rise by one every few elements (``rows // 4``); None for others.
+
+    ``x // c >= d`` where ``x >= c d``, so that no element is computed.
+    """
+    one, other, relation = (a, b, relation) if isinstance(a, Listed) else (b, a, _TURNED.get(relation, relation))
+    if not isinstance(one, Listed) or not isinstance(other, Affine) or relation not in _TURNED or other.of or one.at.of:
+        return None
+    axis = _axis(one)
+    if axis is None or one.rest.of or other.steps[axis] or not any(other.steps):
+        return None
+    if any(x is not None for x in (*one.at.limits(), *one.rest.limits(), *other.limits())):
+        return None
+    if any(s for i, s in enumerate(one.rest.steps) if i != axis):
+        return None
+    own = _own_axis(one)
+    part = replace(one, rest=replace(one.rest, shape=own.shape), at=own)
+    values = elements_of(op, part)
+    if (stairs := _stairs(values.reshape(*values.shape[:2], -1))) is None:
+        return None
+    count, base = stairs
+    first = other.base + (relation in ("sgt", "sle"))  # the number that begins with the first x behind the equal ones
+    steps = tuple(int(i == axis) - count * s for i, s in enumerate(other.steps))
+    difference = Affine(base - count * first, steps, _shape(a, b))
+    return Condition((("sge" if relation in ("sge", "sgt") else "slt", difference),))
+
+
+def _stairs(values: Integers) -> tuple[int, Integers] | None:
+    """Return c, and x for each (program, iteration), of a list that is ``(x + i) // c``; None for another list."""
+    n = values.shape[2]
+    rises = np.diff(values, axis=2)
+    if np.any((rises != 0) & (rises != 1)):
+        return None
+    where = [np.flatnonzero(row) for row in np.unique(rises.reshape(-1, n - 1), axis=0)]
+    apart = {int(d) for at in where for d in np.diff(at)}
+    if len(apart) > 1:
+        return None
+    count = apart.pop() if apart else n
+    first = np.where(rises.any(2), count - 1 - np.argmax(rises, axis=2), 0)
+    base = count * values[..., 0] + first
+    made = (base[..., None] + np.arange(n)) // count
+    return (count, base) if np.array_equal(made, values) else None
+
+
+def as_condition(op: Op, mask: ListedMask, is_read: Booleans) -> Condition | None:
+    """Return a mask by a table that keeps the first elements along one axis of a block, in each program, as a
+    comparison of the elements' places; None for another mask.
+    """
+    axis = _axis(mask)
+    if axis is None or mask.at.of or (mask.beyond is None and any(x is not None for x in mask.at.limits())):
+        return None
+    try:
+        return first_compared(op, mask, is_read)
+    except ProgramError:
+        return None
+
+
+def first_compared(op: Op, mask: ListedMask, is_read: Booleans) -> Condition:
+    """Return a mask by a table that keeps the first elements along an axis as a comparison; refuse another one."""
+    axis, count = first_ones(op, mask, is_read)
+    steps = tuple(int(i == axis) for i in range(len(mask.shape)))
+    made = Condition((("slt", Affine(-count, steps, mask.shape)),))
+    return made & mask.within if mask.within else made
 
 
 def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:

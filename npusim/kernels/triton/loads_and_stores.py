@@ -17,9 +17,11 @@ from npusim.kernels.triton.exact_integers import ExactIntegers
 from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
 from npusim.kernels.triton.listed import (
+    alike_programs,
     as_list,
     by_one_list,
     elements_of,
+    first_compared,
     first_ones,
     rows_of,
     table_of,
@@ -793,13 +795,14 @@ class Memory(ExactIntegers):
     ) -> Affine | Listed | Condition:
         """Return integers that are data of a recorded call; for a block, the elements that the mask leaves."""
         of, data = argument_of(pointer), self._data_of(op, tensor, pointer)
-        places, condition = elements_of(op, pointer), None
-        if isinstance(mask, ListedMask):
-            axis, count = first_ones(op, mask, self.is_read(mask.at.base.shape[1]))
-            rule = "slt", Affine(-count, one_hot(axis, pointer.shape), pointer.shape)
-            condition = Condition((rule,)) & mask.within if mask.within else Condition((rule,))
-        elif mask is not None:
-            condition = self._condition(op, mask)
+        condition, alike = self._kept_by(op, mask), None
+        if isinstance(pointer, Listed) and self._walk is not None:
+            number = other if isinstance(other, Affine) else None
+            alike = alike_programs(pointer, condition, number, self.is_read(self._walk.most))
+        if alike is not None and isinstance(pointer, Listed):
+            pointer, condition = pointer.of_programs(alike[0]), condition and condition.at(alike[0])
+            other = other.at(alike[0]) if isinstance(other, Affine) else other
+        places = elements_of(op, pointer)
         limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
         known = known_elements(op, limits, pointer.shape)
         if condition is not None:
@@ -808,9 +811,10 @@ class Memory(ExactIntegers):
             raise op.fail(f"{of}: a mask hides this integer; set its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
         is_read = self.is_read(known.shape[1])
+        is_read = is_read if alike is None or len(is_read) == 1 else is_read[alike[0]]
         known = known & is_read.reshape(*is_read.shape, *(1 for _ in pointer.shape))
         places = np.broadcast_to(places, known.shape)
-        self._check_looked(op, of, data, places, known)
+        self._check_looked(op, of, data, places, known, None if alike is None else alike[0])
         values = wrapped(data[np.where(known, places, 0)], bits := bits_of(op.type))
         is_whole = all(x is None for x in limits)
         if (
@@ -818,9 +822,11 @@ class Memory(ExactIntegers):
             and isinstance(other, Affine)
             and (made := affine(np.where(known, values, elements(op, other)))) is not None
         ):
-            return replace(made, bits=bits)
+            return replace(made if alike is None else made.at(alike[1]), bits=bits)
         if isinstance(pointer, Listed):
-            return replace(table_of(op, values, known, pointer.shape, bits), beyond=_number_of(other))
+            listed = table_of(op, values, known, pointer.shape, bits)
+            listed = listed if alike is None else listed.of_programs(alike[1])
+            return replace(listed, beyond=_number_of(other))
         left = self._lanes(op, condition, pointer)
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
         if (made := affine(values, known)) is None:
@@ -830,6 +836,12 @@ class Memory(ExactIntegers):
             table = np.where(is_used, wrapped(data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
         return replace(made, left=ends, bits=bits)
+
+    def _kept_by(self, op: Op, mask: Known | None) -> Condition | None:
+        """Return the elements of a block that a mask of loaded integers, or of indices, leaves; None for all."""
+        if isinstance(mask, ListedMask):
+            return first_compared(op, mask, self.is_read(mask.at.base.shape[1]))
+        return None if mask is None else self._condition(op, mask)
 
     @staticmethod
     def _data_of(op: Op, tensor: IntegerTensor, pointer: Pointers) -> Integers:
@@ -841,11 +853,16 @@ class Memory(ExactIntegers):
             )
         return np.asarray(tensor.data)
 
-    def _check_looked(self, op: Op, of: str, data: Integers, places: Integers, known: Booleans) -> None:
-        """Note which integers programs load, for places that are ``known``; refuse places beyond the tensor."""
+    def _check_looked(
+        self, op: Op, of: str, data: Integers, places: Integers, known: Booleans, programs: Integers | None = None
+    ) -> None:
+        """Note which integers programs load, for places that are ``known``; refuse places beyond the tensor.
+
+        ``programs``: the programs to which the places belong; None for all programs.
+        """
         if np.any(is_beyond := known & ((places < 0) | (places >= len(data)))):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])
-            program = program if len(places) > 1 else 0
+            program = int(programs[program]) if programs is not None else program if len(places) > 1 else 0
             why = f"{self.program(program)} reads element {at} of {len(data)}, and no mask prevents it"
             raise op.fail(f"{of}: {why}{self._looked(op, program, 0)}")
         self._note_looked(of, places, known, op.line)

@@ -11,12 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from npusim.kernels.triton.called_functions import CHOICES
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.ttir_text import Op, shape_of
 from npusim.kernels.triton.values import folded_inverse, literal, number_of
 
 #: Largest number of rows in one element.
 MOST_ROWS = 4
+
+
+def is_exact(op: Op) -> bool:
+    """Return whether a reduction's function rounds nothing: it chooses between its elements, or changes signs."""
+    return all(each.name in (*CHOICES, "tt.reduce.return") for each in op.body)
 
 
 class _Value(NamedTuple):
@@ -52,7 +58,8 @@ def combined_text(
 
     ``literals``: the numbers that a compiler knows.
 
-    Raises `ProgramError` for a function of formats other than float32, or with operations that are not supported.
+    Raises `ProgramError` for a function of formats other than float32, if it rounds anything, or with operations that
+    are not supported.
     """
     count = len(op.arguments) // 2
     if not 1 <= count <= MOST_ROWS or len(op.arguments) != 2 * count:
@@ -75,6 +82,7 @@ class _Region:
         self.op, self.choices, self.functions = op, choices, functions
         self.values: dict[str, _Value] = {}
         self.statements = list[str]()
+        self.formats = ("f32", "i1", "f16", "bf16") if is_exact(op) else ("f32", "i1")
 
     def of(self, name: str, op: Op) -> _Value:
         """Return a value by its name."""
@@ -87,14 +95,17 @@ class _Region:
         what = "in a function of tl.reduce or tl.associative_scan"
         if op.name == "arith.constant":
             value, _, fmt = number_of(op)
-            text = literal(float(value)) if fmt == "f32" else str(int(value))
+            text = str(int(value)) if fmt == "i1" else literal(float(value))
             self.values[op.results[0]] = _Value(text, number=float(value))
-            if fmt not in ("f32", "i1"):
+            if fmt not in self.formats:
                 raise op.fail(f"a constant of {fmt} {what} is not supported; allowed: f32")
             return
-        if shape_of(op.type.rpartition(", ")[2])[1] not in ("f32", "i1"):
+        if shape_of(op.type.rpartition(", ")[2])[1] not in self.formats:
             raise op.fail(f"{op.name} of {op.type} {what} is not supported; allowed: operations of float32")
         x = [self.of(n, op) for n in op.operands]
+        if op.name == "arith.extf":  # narrower floats are float32 here
+            self.values[op.results[0]] = x[0]
+            return
         texts, relation = [each.text for each in x], op.text.split()[1].rstrip(",")
         is_product, factors, inverse = op.name == "arith.mulf", None, 0.0
         if op.name in ("arith.addf", "arith.subf") and (fused := self._fused(op, x)):
@@ -136,13 +147,13 @@ class _Region:
         """Return an addition that contracts a product, as compiled code does: the first product; empty if none is
         contracted.
         """
-        ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.addends.get(op.place)
-        if not self.choices.fuses:
+        ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.of_code("addends").get(op.place)
+        if not self.choices.of_code("fuses"):
             return ""
         if stays and x[0].place == stays:
             ways.reverse()
         # ptxas creates the product of a division: only that product is contracted.
-        is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.further
+        is_further = f"{PurePath(op.line.file).name}:{op.line.number}" in self.choices.of_code("further")
         for one, other, form in ways:
             if (factors := x[one].factors) is not None and (is_further or not x[one].is_quotient):
                 how = f", {form!r}" if op.name == "arith.subf" else ""

@@ -226,7 +226,7 @@ def _read(
             if reader.is_misread:
                 raise ProgramError(f"{operations[0].line}: {function.name}: npusim swaps a tensor's rows and columns")
             break
-    if "fuses" in how and choices.fuses:
+    if "fuses" in how and choices.of_code("fuses"):
         why = "compiled code fuses multiplications and additions in the loop without a mask; here no loop does"
         reader.notes.append(f"{function.name}: {why}")
     if scratch:
@@ -266,6 +266,7 @@ class Reader(WholeLanes):
         if choices.chooses_lanes and not self.hides_first_lanes:
             raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
         self._check_uncut()
+        self._check_accessed()
         if not self.stored:
             raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self._drop_states()

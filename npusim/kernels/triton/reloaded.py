@@ -62,11 +62,11 @@ class _Reloads:
         """Return the operations without the loads after the only store, those loads, and whether other loads read the
         tensor before the launch; None if there are no such loads, or if some of them may read other elements.
         """
-        if len(self.stores) != 1 or self.stores[0].name != "tt.store" or self.has_others:
+        if self.has_others or any(o.name != "tt.store" or self.roots[id(o)] != {self.tensor} for o in self.stores):
             return None
+        if len(self.stores) != 1:
+            return self._forwarded()
         (store,), ((first, block),) = self.stores, self._blocks(self.stores[0])
-        if self.roots[id(store)] != {self.tensor}:
-            return None
         new, kept, others = dict[int, list[Op]](), list[Op](), list[Op]()
         for load in self.loads:
             ((loop, own),) = self._blocks(load)
@@ -91,6 +91,25 @@ class _Reloads:
         is_before = bool(others) and first is not None
         every = [self._replaced(o, new, is_before=is_before) for o in self.operations]
         return [o for made in every for o in made], kept, is_before
+
+    def _forwarded(self) -> tuple[list[Op], list[Op], bool] | None:
+        """Return the same as `changed` for a tensor with several stores: the last one before a load in its block must
+        be of the same elements.
+        """
+        new, kept = dict[int, list[Op]](), list[Op]()
+        for load in (o for o in self.loads if o.name == "tt.load"):
+            ((_, block),) = self._blocks(load)
+            if load not in block:
+                continue
+            before = block[: block.index(load)]
+            last = next((o for o in reversed(before) if any(x in self.stores for x in (o, *inside([o])))), None)
+            if last not in self.stores or last is None or not self._is_alike(last.operands[0], load.operands[0]):
+                continue
+            if self._are_masks_alike(last, load, {}):
+                new[id(load)] = self._chosen(load, last.operands[1])
+                kept.append(load)
+        every = [self._replaced(o, new, is_before=False) for o in self.operations]
+        return ([o for made in every for o in made], kept, False) if kept else None
 
     def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
         """Return the loop that contains an operation (None if it is in no loop), and the operations around it."""

@@ -106,13 +106,18 @@ def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
         if not more:
             break
         live = sorted({*live, *more})
-    before, arrow, after = loop.text.partition("-> (")
-    types = TYPES.findall(after)
     carried = [n for i in live for n in (names[i], starts[i])]
-    text = f"{before}{arrow}{', '.join(types[i] for i in live)})" if live else before
+    text = _with_types(loop.text, live)
     return replace(
         loop, results=[loop.results[i] for i in live], operands=[*loop.operands[:4], *carried], body=body, text=text
     )
+
+
+def _with_types(text: str, live: Sequence[int]) -> str:
+    """Return the text of a loop or branch with the types of some of its results."""
+    before, arrow, after = text.partition("-> (")
+    types = TYPES.findall(after)
+    return f"{before}{arrow}{', '.join(types[i] for i in live)})" if live else before
 
 
 def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
@@ -121,10 +126,16 @@ def _within(op: Op, needed: set[str], stores: Sequence[Op]) -> Op:
         return _with_states(op, needed, stores)
     if op.name != "scf.if":
         return op
-    body, otherwise = (
-        needed_by(way, [*way[-1:], *stores] if op.results else stores) for way in (op.body, op.otherwise)
-    )
-    return replace(op, body=body, otherwise=otherwise)
+    if not op.results:
+        return replace(op, body=needed_by(op.body, stores), otherwise=needed_by(op.otherwise, stores))
+    live = [i for i, r in enumerate(op.results) if r in needed]
+    ways = list[list[Op]]()
+    for way in (op.body, op.otherwise):
+        *rest, end = way
+        end = replace(end, operands=[end.operands[i] for i in live])
+        ways.append(needed_by([*rest, end], [end, *stores]))
+    text = _with_types(op.text, live)
+    return replace(op, results=[op.results[i] for i in live], body=ways[0], otherwise=ways[1], text=text)
 
 
 def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:

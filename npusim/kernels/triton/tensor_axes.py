@@ -134,24 +134,28 @@ class View(Tensor):
 
     def index(self, group: Group, offsets: Integers) -> Integers:
         """Return the index along a group of elements by their offsets; after an axis' end, or in gaps, it continues."""
-        return self._joined(group, self._along(offsets), offsets)
+        at = self._along(offsets, min(self.by[i] for i in group)) if group else {}
+        return self._joined(group, at, offsets)
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
         """Return batch, head, split, row and column of elements by their offsets."""
         at = self._along(offsets)
         return tuple(self._joined(group, at, offsets) for group in self.groups)
 
-    def _along(self, offsets: Integers) -> dict[int, Integers]:
-        """Return the index along each axis of elements by their offsets."""
-        at, rest = dict[int, Integers](), offsets - self.shift
-        for i in sorted(range(len(self.by)), key=lambda i: -self.by[i]):
+    def _along(self, offsets: Integers, least: int = 1) -> dict[int, Integers]:
+        """Return the index along each axis of elements by their offsets; ``least``: the least stride of these axes."""
+        at, rest = dict[int, Integers](), offsets - self.shift if self.cut else offsets
+        for i in sorted((i for i, by in enumerate(self.by) if by >= least), key=lambda i: -self.by[i]):
             at[i], rest = (rest, np.zeros_like(rest)) if self.by[i] == 1 else np.divmod(rest, self.by[i])
         return at
 
     def _joined(self, group: Group, at: Mapping[int, Integers], offsets: Integers) -> Integers:
         """Return the index along a group by those along its axes."""
-        made, inner = np.zeros_like(offsets), 1
-        for i in reversed(group):  # neighbours in a group need not be so in memory: pages, and rows of one
+        if not group:
+            return np.zeros_like(offsets)
+        *outer, last = group
+        made, inner = at[last], self.sizes[last]
+        for i in reversed(outer):  # neighbours in a group need not be so in memory: pages, and rows of one
             made, inner = made + at[i] * inner, inner * self.sizes[i]
         return made
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
+from npusim.kernels.triton.called_functions import Called, with_calls_inlined
 from npusim.kernels.triton.releases import as_first
 
 #: Names of formats in TTIR.
@@ -32,6 +33,7 @@ TYPES = re.compile(r"tensor<[^<>]*(?:<[^<>]*>)?[^<>]*>|!tt\.ptr<\w+>|\w+")
 MOST_NESTED = 64
 _NAMED = re.compile(r'^(#loc\w*) = loc\(("[^"]*"\(#loc\w*\))\)$', re.MULTILINE)
 _FUNCTION = re.compile(r"tt\.func public @(\w+)\((.*)\) attributes")
+_PRIVATE = re.compile(r"tt\.func private @([\w.$-]+)\(([^)]*)\)")
 
 
 class Line(NamedTuple):
@@ -123,7 +125,19 @@ def read(text: str) -> Function:
     if operations is None:
         raise ProgramError(f"{head[1]}: the text of its TTIR is truncated")
     _place_at(where(next(line for line in text.splitlines() if "tt.func public" in line)), operations)
+    if "tt.call" in bare:
+        operations = with_calls_inlined(operations, _called(text, where))
     return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
+
+
+def _called(text: str, where: Locations) -> dict[str, Called]:
+    """Return the functions that a kernel may call, by name."""
+    made, lines = dict[str, Called](), iter(text.splitlines())
+    for line in lines:
+        if head := _PRIVATE.search(_LOCATION.sub("", line)):
+            operations = _operations(lines, where)
+            made[head[1]] = Called(tuple(re.findall(r"%(\w+): ", head[2])), operations or [])
+    return made
 
 
 def _place_at(line: Line, operations: list[Op]) -> None:
@@ -159,7 +173,8 @@ def _operations(lines: Iterator[str], where: Locations) -> list[Op] | None:
     for line in lines:
         bare = _LOCATION.sub("", line).strip()
         if bare.startswith("^bb") and len(stack) == 1:
-            stack[-1].append(Op("block", [], [], bare.partition(":")[0], "", where(line)))
+            arguments = re.findall(r"%([\w#-]+)", bare)
+            stack[-1].append(names.resolve(Op("block", arguments, [], bare.partition(":")[0], "", where(line))))
         if bare.startswith("^bb") and len(stack) > 1 and stack[-2][-1].name == "scf.while":
             stack[-1].append(names.resolve(Op("block", re.findall(r"%([\w#-]+)", bare), [], "", "", where(line))))
         if bare.startswith("^bb") and len(stack) > 1 and stack[-2][-1].name in ("tt.reduce", "tt.scan"):

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import replace
-from functools import cached_property
 from math import prod
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.kernel_draft import LaneReading
 from npusim.kernels.triton.known_tiles import known_tiles
-from npusim.kernels.triton.lane_elements import LaneElements
 from npusim.kernels.triton.listed import MOST_LISTED
+from npusim.kernels.triton.own_elements import OwnElements
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -38,59 +37,20 @@ from npusim.kernels.triton.values import (
     argument_of,
 )
 
-_LOADS, _STORES = ("tt.load", "tt.descriptor_load"), ("tt.store", "tt.descriptor_store")
-_ACCESSES = (*_LOADS, *_STORES)
 #: Number of axes before those of a block: programs and iterations.
 _OUTER = 2
 _OF_INDICES = Condition | ListedMask | Elements
 
 
-class _Accessed(NamedTuple):
-    """Elements that a load or a store accesses, each with its program and its iteration of a loop, by number from 1.
-
-    ``is_walked``: whether the iterations differ.
-    """
-
-    is_store: bool
-    loop: int
-    places: Integers
-    programs: Integers
-    times: Integers
-    is_walked: bool
-
-    def is_before(self, later: _Accessed) -> bool:
-        """Return whether no load, by this operation or the later one, reads an element that was stored before it."""
-        if not self.is_store and not later.is_store:
-            return True
-        order = np.argsort(self.places, kind="stable")
-        known = self.places[order]
-        first, end = (np.searchsorted(known, later.places, side) for side in ("left", "right"))
-        if self.is_store and later.is_store:
-            return bool(np.all(first == end))
-        counts = end - first
-        at = np.repeat(first - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) + np.arange(counts.sum())
-        one, other = order[at], np.repeat(np.arange(len(counts)), counts)
-        is_own = self.programs[one] == later.programs[other]
-        if not self.loop or self.loop != later.loop:  # all accesses of one come before those of the other
-            return bool(np.all(is_own & (not self.is_store)))
-        if not (self.is_walked and later.is_walked):
-            return not len(one)
-        times = self.times[one], later.times[other]
-        return bool(np.all(is_own & (times[1] < times[0] if self.is_store else times[0] <= times[1])))
-
-
-class WholeLanes(LaneElements, ABC):
+class WholeLanes(OwnElements, ABC):
     """Loads, stores and choices of blocks, lane by lane, where the choices ask for it."""
-
-    @cached_property
-    def _accessed(self) -> dict[str, list[_Accessed]]:
-        """Elements that loads and stores access in tensors to which the kernel stores, by tensor."""
-        return {}
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, fmt = shape_of(op.type)
         is_of_floats = fmt in FORMATS and isinstance(pointer, Pointers)
         if not is_of_floats or not self._is_by_lanes(shape):
+            if is_of_floats and not shape and self.choices.way("lanes"):
+                self._note_number(op, pointer, mask)
             super()._tt_load(op, pointer, mask, other)
             return
         assert isinstance(pointer, Pointers)
@@ -112,11 +72,17 @@ class WholeLanes(LaneElements, ABC):
             loaded = self._named(op, cast("Floats", self.values[op.results[0]]))
             self._by_value(op, by_value, loaded, number)
 
+    def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        if isinstance(pointer, Pointers) and self._is_by_lanes(pointer.shape):
+            if isinstance(mask, ValueComparison):
+                value, mask = self._over_old(op, pointer, value, mask)
+        elif isinstance(pointer, Pointers) and not pointer.shape and self.choices.way("lanes"):
+            self._note_number(op, pointer, mask)
+        super()._tt_store(op, pointer, value, mask)
+
     def _stored_at(self, op: Op, pointer: Pointers, mask: Known | None) -> tuple[Affine | Listed, Known | None]:
         if not self._is_by_lanes(pointer.shape):
             return super()._stored_at(op, pointer, mask)
-        if isinstance(mask, ValueComparison):
-            raise op.fail("a tl.store with a mask of compared values is not supported")
         return self._lanes_of(op, pointer, mask, "stores", None), None
 
     def _lanes_of(self, op: Op, pointer: Pointers, mask: Known | None, does: str, hidden: float | None) -> Affine:
@@ -127,10 +93,11 @@ class WholeLanes(LaneElements, ABC):
         source = self.arguments[of]
         if not isinstance(source, View) or isinstance(source, GatheredView) or of not in self.function.parameters:
             raise op.fail(f"{of}: npusim reads the lanes of blocks one by one in recorded calls only; record the call")
+        if source.is_workspace or source.parts or source.sums:
+            raise op.fail(f"{of}: lanes of the parts of an atomic addition, one by one, are not supported")
         places = self._places_of_lanes(op, pointer, mask, source)
         if does == "stores":
-            self._check_once(op, of, places)
-        self._check_order(op, of, places, is_store=does == "stores")
+            places = self._stored_once(op, of, places, is_own=self._is_own(of))
         along, visited = self._goes_along(), 0
         if self._walk is not None and places.shape[1] > 1:
             visited = max(1, int(self._walk.counts.max()))
@@ -138,8 +105,9 @@ class WholeLanes(LaneElements, ABC):
         blocks = places[..., None] if is_one else places
         tiles = known_tiles(of, self.ids, blocks, (None,), is_along=along, visited=visited, missing=-1)
         if tiles is None:
-            raise op.fail("lanes of blocks in programs that are parts of one program are not supported")
-        view = self._view_of_lanes(of, source, tiles.holds, hidden)
+            raise op.fail("lanes of blocks along three axes are not supported")
+        view = self._view_of_lanes(of, source, tiles.holds, hidden, is_new=does == "stores" and self._is_own(of))
+        self._note_access(op, of, places, view.name if does == "stores" else "", is_store=does == "stores")
         by = tuple(step * view.by_row for step in tiles.by)
         known = replace(view, sizes=tiles.sizes, by=by)
         if view.name not in self.arguments:
@@ -165,14 +133,15 @@ class WholeLanes(LaneElements, ABC):
         for x in (x for x in others if not x.axes and not x.is_walked):
             source = self.arguments[x.of]
             accessed = [y.of.partition(".")[0] for y in (*self.stored, *self.loads.values())].count(x.of)
-            if not isinstance(source, View) or isinstance(source, GatheredView) or accessed > 1:
+            is_listed = isinstance(source, GatheredView)
+            if not isinstance(source, View) or is_listed or (accessed > 1 and x.of not in self._accessed):
                 continue
             places = np.full((len(self.ids), 1, n), -1, np.int64)
             places[:, 0, 0] = np.broadcast_to(x.pointer.base, (len(self.ids), 1))[:, 0]
             tiles = known_tiles(x.of, self.ids, places, (None,), is_along=True, missing=-1)
             if tiles is None or places.size > MOST_LISTED:
                 continue
-            view = self._view_of_lanes(x.of, source, tiles.holds, None)
+            view = self._view_of_lanes(x.of, source, tiles.holds, None, is_new=accessed > 1)
             self.arguments[view.name] = replace(view, sizes=tiles.sizes, by=tuple(b * view.by_row for b in tiles.by))
             base, steps = tiles.pointer.base * view.by_row, tuple(b * view.by_row for b in tiles.pointer.steps)
             x.of, x.axes, x.left = view.name, first.axes, [np.full((1, 1), n, np.int64)]
@@ -181,27 +150,6 @@ class WholeLanes(LaneElements, ABC):
             x.value = Floats(text, first.axes, x.value.fmt)
             why = "a number that a program stores beside a column is stored for each of its rows here"
             self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
-
-    def _check_order(self, op: Op, of: str, places: Integers, *, is_store: bool) -> None:
-        """Note the elements that an operation accesses; refuse a load of what a program has stored there before.
-
-        A tensor of loaded lanes has the elements as they are before the launch.
-        """
-        every = [o for o in self._made if o.name in _ACCESSES and of in self._made_of(o.operands[0])]
-        if all(o.name in _LOADS for o in every):
-            return
-        why = f"{of} is stored to and also accessed elsewhere; pass another tensor"
-        if not all(self._is_by_lanes(shape_of(o.type or o.text)[0]) for o in every):
-            raise op.fail(why)
-        held = places.reshape(*places.shape[:2], -1)
-        program, time, _ = np.nonzero(held >= 0)
-        own = self.ids @ np.array([1, self.grid[0], self.grid[0] * self.grid[1]])
-        now = _Accessed(is_store, self._loop, held[held >= 0], own[program], time, places.shape[1] > 1)
-        for before in self._accessed.setdefault(of, []):
-            if before.is_before(now):
-                continue
-            raise op.fail(why)
-        self._accessed[of].append(now)
 
     def _places_of_lanes(self, op: Op, pointer: Pointers, mask: Known | None, source: View) -> Integers:
         """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""
@@ -221,14 +169,10 @@ class WholeLanes(LaneElements, ABC):
             raise op.fail(f"{source.parameter}: a program accesses an element between those of its tensor")
         return np.where(held, at, -1)
 
-    def _check_once(self, op: Op, of: str, places: Integers) -> None:
-        """Raise `ProgramError` for an element that is stored to twice."""
-        used = np.sort(places[places >= 0])
-        if np.any(used[1:] == used[:-1]):
-            raise op.fail(f"{of}: a tl.store writes an element twice; let only one lane of one program store it")
-
-    def _view_of_lanes(self, of: str, source: View, listed: Integers, hidden: float | None) -> GatheredView:
-        """Return the tensor of lanes: an existing tensor if it has the same lanes."""
+    def _view_of_lanes(
+        self, of: str, source: View, listed: Integers, hidden: float | None, *, is_new: bool = False
+    ) -> GatheredView:
+        """Return the tensor of lanes: an existing tensor if it has the same lanes; ``is_new``: always a new one."""
         along = tuple(range(len(source.sizes)))
         every = tuple(listed.tolist())
         number = 0
@@ -237,7 +181,8 @@ class WholeLanes(LaneElements, ABC):
             name = f"{of}.lanes{number}"
             view = replace(gathered(name, source, along, every), hidden=hidden, run=_run_of(listed))
             known = self.arguments.get(name)
-            if known is None or (isinstance(known, GatheredView) and known.is_like(view)):
+            is_like = isinstance(known, GatheredView) and known.is_like(view) and not is_new
+            if known is None or is_like:
                 return view
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:

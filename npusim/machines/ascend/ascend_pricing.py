@@ -86,6 +86,8 @@ class EnginePricing(Transfers):
         #: Costs of moves through global memory, which depend on the data of this program that is in L2.
         self._moves: dict[Hashable, Cost] = {}
         self._units: dict[tuple[str, str], tuple[EngineSpec, str, BankSpec | None]] = {}
+        #: Costs of operations of one step, by the identity of the step's cost, which the entry refers to.
+        self._alone: dict[int, tuple[Cost, Cost]] = {}
 
     def of_op(self, op: TileOp) -> Cost:
         """Return the exact sum of the costs of an operation's steps; its latency ends with the last result."""
@@ -94,18 +96,13 @@ class EnginePricing(Transfers):
         if isinstance(spec, VectorUnit):
             work = op.work if isinstance(op.work, VectorWork) else ALONE
             return self._with_tile(work, self._sequence(op.steps, spec, key, banks, work))
-        occupancy = latency = 0
-        links: dict[str, int] = {}
-        terms: dict[str, float] = {}
-        for step in op.steps:
-            cost = self.of_step(step, queue.core, queue.engine)
-            occupancy += cost.occupancy_cycles
-            latency = max(latency - cost.occupancy_cycles, cost.latency_cycles)
-            for link, size in cost.link_bytes:
-                links[link] = links.get(link, 0) + size
-            for key, cycles in cost.terms:
-                terms[key] = terms.get(key, 0.0) + cycles
-        return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
+        costs = [self.of_step(step, queue.core, queue.engine) for step in op.steps]
+        if len(costs) != 1:
+            return _summed(costs)
+        (cost,) = costs
+        if id(cost) not in self._alone:
+            self._alone[id(cost)] = cost, _summed(costs)
+        return self._alone[id(cost)][1]
 
     def _sequence(
         self, steps: tuple[Step, ...], spec: VectorUnit, key: str, banks: BankSpec | None, work: VectorWork
@@ -218,6 +215,21 @@ class AscendPricing(EnginePricing):
             return operand.payload_bytes
         edge = self._fractal
         return stored_format(operand.fmt).bytes_of(round_up(operand.rows, edge) * round_up(operand.cols, edge))
+
+
+def _summed(costs: Sequence[Cost]) -> Cost:
+    """Return the cost of steps that follow one another: the latency ends with the last result."""
+    occupancy = latency = 0
+    links: dict[str, int] = {}
+    terms: dict[str, float] = {}
+    for cost in costs:
+        occupancy += cost.occupancy_cycles
+        latency = max(latency - cost.occupancy_cycles, cost.latency_cycles)
+        for link, size in cost.link_bytes:
+            links[link] = links.get(link, 0) + size
+        for key, cycles in cost.terms:
+            terms[key] = terms.get(key, 0.0) + cycles
+    return Cost(occupancy, latency, tuple(links.items()), tuple(terms.items()))
 
 
 def _shape(operand: Source) -> Hashable:

@@ -77,7 +77,8 @@ class ResidentBlock:
         storers = (self.places.storer,) if self.places.left else ()
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, self.places) if tiling.has_groups else None
-        has_turnover = self.decided.code is not None and bool(self.decided.due("end"))
+        is_coded = self.decided.code is not None or self.decided.state_loop is not None
+        has_turnover = is_coded and bool(self.decided.due("end"))
         #: The block's place on its core, for each queue of loads: a compiled block loads nothing before it begins.
         self.begun = {
             loader: core.allocator.ring(

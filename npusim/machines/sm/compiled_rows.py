@@ -314,25 +314,33 @@ def with_code(
         return tiling
     if phase.loop_axis:
         if (state := _state_loop(body, phase, tiling.decided)) is not None:
-            decided = tiling.decided._replace(loaded_tiles=1, state_loop=state)
+            ends = _ends(device, returned, phase) if counts_turnover(device) else ()
+            charges = (*tiling.decided.charges, *ends)
+            decided = tiling.decided._replace(loaded_tiles=1, state_loop=state, charges=charges)
             return replace(tiling, decided=decided, has_own_rows=True)
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
         # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
-    sharing = warp_issue(device).sharing
     work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
-    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
-    ends = [Charge(f"{RETIRE}.block_cycles", of_each, due="end")]
-    if sharing.turnover_cycles is not None:
-        ends.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
-    decided = tiling.decided._replace(code=work, loaded_tiles=loaded, charges=tuple(ends) if has_turnover else ())
+    decided = tiling.decided._replace(
+        code=work, loaded_tiles=loaded, charges=_ends(device, returned, phase) if has_turnover else ()
+    )
     return replace(tiling, decided=decided)
+
+
+def _ends(device: DeviceSpec, returned: int, phase: Phase) -> tuple[Charge, ...]:
+    """Return the cost of a block's end, after which another one begins in its place (``returned``: see `with_code`)."""
+    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
+    end = Charge(f"{RETIRE}.block_cycles", of_each, due="end")
+    if warp_issue(device).sharing.turnover_cycles is None:
+        return (end,)
+    return end, Charge(f"{WARPS}.sharing.turnover_cycles", due="end")
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:

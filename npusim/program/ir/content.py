@@ -8,8 +8,9 @@ from dataclasses import field, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Number
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, dataclass_transform
 
+from npusim.identity import Itself as Itself  # noqa: PLC0414 - for those that compare other content, too
 from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:
@@ -28,24 +29,6 @@ def record(cls: type[Class]) -> type[Class]:
     instance would take five times as long.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
-
-
-class Itself:
-    """Represents an object that is too large for a comparison: equal only to itself."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.thing is self.thing
-
-    def __repr__(self) -> str:
-        return repr(self.thing)
 
 
 class SameBlocks(Itself):

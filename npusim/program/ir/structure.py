@@ -232,8 +232,13 @@ class Builder:
     def __init__(self, program: TileProgram, condense: Condense = as_listed) -> None:
         self.program, self.walker, self.condense = program, Walker(program), condense
         self._rings = {id(ring): number for number, ring in enumerate(program.rings)}
+        self._sides = [(end.ring_number, end.is_producer) for end in self.walker.endpoints]
         self._bodies: dict[Hashable, tuple[tuple[Part, ...], list[Symbol], Symbol]] = {}
         self._sizes: dict[str, Callable[[int], int]] = {}
+        #: Bytes and accesses by what they consist of: equal ones are one object, which needs no hash by its content.
+        self._placed: dict[Hashable, Bytes] = {}
+        self._slots: dict[Hashable, RingAccess] = {}
+        self._tiles: dict[Hashable, TileAccess] = {}
         self._tensors = dict(program.tensors)
         self._block: object = None
 
@@ -355,27 +360,33 @@ class Builder:
 
     def _operation(self, op: TileOp, iterator: Iterator[Item]) -> Operation:
         try:
-            uses = tuple((e, *when) for e, when in self.walker.handshakes(op).items())
+            uses = tuple([(e, first, last) for e, (first, last) in self.walker.handshakes(op).items()])
             queue = self.walker.queues[op.queue]
-            ends = (self.walker.endpoints[e] for e, _, _ in uses)
-            sides = {(e.ring_number, e.is_producer): e.index for e in ends}
-            slots: dict[RingAccess, None] = {}
-            tiles: dict[TileAccess, None] = {}
+            sides = {self._sides[e]: e for e, _, _ in uses}
+            slots: dict[int, RingAccess] = {}
+            tiles: dict[int, TileAccess] = {}
             regions: list[RegionAccess] = []
-            for tile in op.handshake:
-                self._ring_of(tile)
+            for view in op.handshake:
+                self._ring_of(view)
             touched: dict[tuple[int, bool], Any] = {}  # steps share operands
             for step in op.steps:
                 touched[id(step.dst), True] = step.dst
-                touched.update(((id(source), False), source) for source in step.srcs)
+                for source in step.srcs:
+                    touched[id(source), False] = source
                 if step.attributes.accumulate:
                     touched[id(step.dst), False] = step.dst
             for (_, is_write), operand in touched.items():
                 kind = type(operand)
                 if kind is RingTile:
-                    slots[self._slot(operand, sides, is_write)] = None
+                    slot = self._slot(operand, sides, is_write)
+                    slots[id(slot)] = slot
                 elif kind is Tile:
-                    tiles[TileAccess(operand.space, self._bytes(operand.offset_bytes, operand), is_write)] = None
+                    where = self._bytes(operand.offset_bytes, operand)
+                    key = operand.space, id(where), is_write
+                    tile = self._tiles.get(key)
+                    if tile is None:
+                        tile = self._tiles[key] = TileAccess(operand.space, where, is_write)
+                    tiles[id(tile)] = tile
                 elif kind is GlobalTile:
                     regions += self._region(operand, is_write)
         except KeyError:
@@ -387,7 +398,8 @@ class Builder:
             if isinstance(error, OpaqueError):
                 raise
             raise self._fault(op, iterator, str(error)) from None
-        return Operation(op.label, queue, uses, tuple(slots), tuple(tiles), tuple(regions), source_line(iterator))
+        accesses = tuple(slots.values()), tuple(tiles.values()), tuple(regions)
+        return Operation(op.label, queue, uses, *accesses, source_line(iterator))
 
     def _fault(self, op: TileOp, iterator: Iterator[Item], what: str) -> ProgramError:
         line = source_line(iterator)
@@ -409,9 +421,23 @@ class Builder:
                 f"accesses bytes {where.start}..{where.end} of a slot of ring {tile.ring.name}, which has "
                 f"{tile.ring.slot_bytes} bytes"
             )
-        return RingAccess(number, sides[number, tile.is_producer], where, is_write)
+        endpoint = sides[number, tile.is_producer]
+        key = endpoint, id(where), is_write
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = RingAccess(number, endpoint, where, is_write)
+        return slot
 
     def _bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
+        key = start, tile.rows, tile.cols, tile.stride, tile.fmt
+        if type(start) is type(tile.rows) is type(tile.cols) is type(tile.stride) is int:
+            where = self._placed.get(key)
+            if where is None:
+                where = self._placed[key] = self._checked_bytes(start, tile)
+            return where
+        return self._checked_bytes(start, tile)
+
+    def _checked_bytes(self, start: int, tile: Tile | RingTile) -> Bytes:
         size = self._sizes.get(tile.fmt)
         if size is None:
             size = self._sizes[tile.fmt] = stored_format(tile.fmt).row_bytes
@@ -460,8 +486,8 @@ def _differing(tensor: GlobalTensor, known: GlobalTensor) -> str:
 
 def source_line(iterator: Iterator[Any]) -> str:
     """Return ``file:line`` of the yield at which the innermost generator has stopped."""
-    while isinstance(iterator, GeneratorType) and isinstance(iterator.gi_yieldfrom, GeneratorType):
-        iterator = iterator.gi_yieldfrom
+    while type(iterator) is GeneratorType and type(inner := iterator.gi_yieldfrom) is GeneratorType:
+        iterator = inner
     if isinstance(iterator, GeneratorType) and iterator.gi_frame:
         return f"{iterator.gi_code.co_filename}:{iterator.gi_frame.f_lineno}"
     return ""
@@ -485,9 +511,9 @@ def condensed(run: Sequence[Operation]) -> Iterator[Part]:
     one. A phase that passes in this form is therefore proved; otherwise it is examined again in full (``ir.check``).
     """
     wide = list(_widened(run))
-    numbers: dict[Operation, int] = {}
+    numbers: dict[Hashable, int] = {}
     # Regions of global memory are compared separately: operations that access them do not repeat.
-    ids = [-n if op.regions else numbers.setdefault(op, len(numbers)) for n, op in enumerate(wide, 1)]
+    ids = [-n if op.regions else numbers.setdefault(_alike(op), len(numbers)) for n, op in enumerate(wide, 1)]
     at = begun = 0
     while at < len(ids):
         period, times = _repeated(ids, at)
@@ -516,7 +542,13 @@ def _repeated(ids: Sequence[int], at: int) -> tuple[int, int]:
     return best
 
 
+def _alike(op: Operation) -> Hashable:
+    """Return the common key of equal operations, whose accesses are the same objects (`_widened`)."""
+    return op.label, op.queue, op.uses, tuple(map(id, op.slots)), tuple(map(id, op.tiles))
+
+
 def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield operations with accesses widened as in `condensed`; equal accesses are one object."""
     held: dict[object, list[Bytes]] = defaultdict(list)
     touched: dict[object, list[Bytes]] = defaultdict(list)
     turns: dict[int, int] = defaultdict(int)
@@ -533,11 +565,27 @@ def _widened(run: Sequence[Operation]) -> Iterator[Operation]:
             turns[endpoint] += last
     hulls = {key: _hull(accesses) for key, accesses in held.items()}
     spans = {key: _joined(accesses) for key, accesses in touched.items()}
+    one: dict[RingAccess | TileAccess, Any] = {}
+    of_slots: dict[object, RingAccess] = {}
+    of_tiles: dict[object, TileAccess] = {}
     for op, slots, tiles in accessed:
-        wide = [RingAccess(s.ring, s.endpoint, hulls[key], s.is_write) for s, key in slots]
-        joined = [TileAccess(t.space, spans[key][t.where], t.is_write) for t, key in tiles]
-        touched_once = tuple(dict.fromkeys(wide)), tuple(dict.fromkeys(joined))
-        yield Operation(op.label, op.queue, op.uses, *touched_once, op.regions, op.source)
+        wide: dict[int, RingAccess] = {}
+        for s, key in slots:
+            slot = of_slots.get(key)
+            if slot is None:
+                slot = RingAccess(s.ring, s.endpoint, hulls[key], s.is_write)
+                slot = of_slots[key] = one.setdefault(slot, slot)
+            wide[id(slot)] = slot
+        joined: dict[int, TileAccess] = {}
+        for t, memory in tiles:
+            at = memory, id(t.where)
+            whole = of_tiles.get(at)
+            if whole is None:
+                whole = TileAccess(t.space, spans[memory][t.where], t.is_write)
+                whole = of_tiles[at] = one.setdefault(whole, whole)
+            joined[id(whole)] = whole
+        accesses = tuple(wide.values()), tuple(joined.values())
+        yield Operation(op.label, op.queue, op.uses, *accesses, op.regions, op.source)
 
 
 def _hull(runs: Sequence[Bytes]) -> Bytes:

@@ -222,6 +222,17 @@ class GlobalTile:
         row = whole.rows if self.goes_down else whole.cols
         return piece > 1 and fmt.bytes_of(piece) < min(line_bytes, self.payload_bytes) and row % piece == 0
 
+    def sector_bytes(self, sector: int) -> int:
+        """Return the bytes of the sectors that the tile's elements are in, if less than a sector follows in memory.
+
+        0 for longer pieces, and for fractals and rows that share one place.  Lanes that read next to one another read
+        a sector once; other tiles have the rest of it.
+        """
+        whole, fmt, piece = self.tensor, stored_format(self.tensor.fmt), self._piece
+        if whole.column or whole.shared_rows > 1 or not 0 < fmt.bytes_of(piece) < sector:
+            return 0
+        return self.rows * self.cols // piece * sector
+
     @property
     def goes_down(self) -> bool:
         """Whether elements that follow one another in memory belong to one column."""

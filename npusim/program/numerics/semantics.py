@@ -207,7 +207,7 @@ SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(
         Opcode.MAX: _extreme(formats.maximum),
         Opcode.MIN: _extreme(formats.minimum),
         Opcode.EXP: _named("exponential", {"exp": formats.exp, "exp2": formats.exp2}),
-        Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2}),
+        Opcode.LOG: _named("logarithm", {"log": formats.log, "log2": formats.log2, "log1p": formats.log1p}),
         Opcode.RSQRT: _named("reciprocal square root", {"rsqrt": formats.rsqrt}),
         Opcode.SQRT: _named("square root", {"sqrt": formats.sqrt}),
         Opcode.TANH: _named("hyperbolic tangent", {"tanh": formats.tanh}),

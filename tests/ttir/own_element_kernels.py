@@ -1,0 +1,51 @@
+"""Kernels that store to a tensor which they also access elsewhere."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def in_place(X, n, HOW: tl.constexpr, B: tl.constexpr):
+    """Rows of X that are stored over themselves, in part, twice, loaded again, turned, or where they are positive."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    inside = cols < n
+    x = tl.load(X + row * n + cols, mask=inside, other=0.0)
+    if HOW == "part":
+        tl.store(X + row * n + cols, 2.0 * x, mask=cols < n - 3)
+    elif HOW == "twice":
+        tl.store(X + row * n + cols, 2.0 * x, mask=inside)
+        tl.store(X + row * n + cols, 3.0 * x, mask=cols < n // 2)
+    elif HOW == "again":
+        tl.store(X + row * n + cols, 2.0 * x, mask=inside)
+        y = tl.load(X + row * n + cols, mask=inside, other=0.0)
+        tl.store(X + row * n + cols, y + 1.0, mask=inside)
+    elif HOW == "turned":
+        y = tl.load(X + row * n + n - 1 - cols, mask=inside, other=0.0)
+        tl.store(X + row * n + cols, x + y, mask=inside)
+    elif HOW == "turned behind a barrier":
+        y = tl.load(X + row * n + n - 1 - cols, mask=inside, other=0.0)
+        tl.debug_barrier()
+        tl.store(X + row * n + cols, x + y, mask=inside)
+    elif HOW == "positive":
+        tl.store(X + row * n + cols, 2.0 * x, mask=inside & (x > 0))
+    elif HOW == "the next row's":
+        y = tl.load(X + (row + 1) % 4 * n + cols, mask=inside, other=0.0)
+        tl.store(X + row * n + cols, x + y, mask=cols < n - 3)
+    elif HOW == "one behind":
+        tl.store(X + row * n + cols, 2.0 * x, mask=inside)
+        y = tl.load(X + row * n + cols + 1, mask=cols < n - 1, other=0.0)
+        tl.store(X + row * n + cols, x + y, mask=inside)
+
+
+@triton.jit
+def in_place_of_loops(X, Lengths, n, B: tl.constexpr):
+    """The first elements of each row of X, as many as Lengths says, over their sum."""
+    row = tl.program_id(0)
+    length, total = tl.load(Lengths + row), 0.0
+    for k in range(0, n, B):
+        cols = k + tl.arange(0, B)
+        total += tl.sum(tl.load(X + row * n + cols, mask=cols < length, other=0.0), 0)
+    for k in range(0, n, B):
+        cols = k + tl.arange(0, B)
+        x = tl.load(X + row * n + cols, mask=cols < length, other=0.0)
+        tl.store(X + row * n + cols, x / total, mask=cols < length)

@@ -1,0 +1,77 @@
+"""Tensors that a program stores to and also accesses elsewhere, element by element: beside NumPy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import ProgramError
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+DEVICES = ("ascend_910b2", "h200")
+
+
+def _drawn(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _run(kernel: str, hw: str, x: Any, **words: Any) -> tuple[Any, Any]:
+    """Return the result of a launch over X, and X behind it, with the earlier numbers where nothing is stored."""
+    from ttir import own_element_kernels
+    from ttir.stored import stored
+
+    given = {"X": x.copy(), **words}
+    calls: Any
+    with npusim.record(floats=True) as calls:
+        getattr(own_element_kernels, kernel)[(len(x),)](**given)
+    done = npusim.run(calls[0], hw=hw, rows="all")
+    made = stored(done, given)["X"]
+    return done, np.where(np.isnan(made), x, made)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("n", [16, 21])
+@pytest.mark.parametrize("how", ["part", "twice", "again", "turned", "turned behind a barrier", "positive"])
+def test_rows_over_themselves(hw: str, n: int, how: str) -> None:
+    x, cols = _drawn(4, n), np.arange(n)
+    wanted = {
+        "part": np.where(cols < n - 3, 2 * x, x),
+        "twice": np.where(cols < n // 2, 3 * x, 2 * x),
+        "again": 2 * x + 1,
+        "turned": x + x[:, ::-1],
+        "turned behind a barrier": x + x[:, ::-1],
+        "positive": np.where(x > 0, 2 * x, x),
+    }
+    done, made = _run("in_place", hw, x, n=n, HOW=how, B=32)
+    assert np.array_equal(made, wanted[how])
+    assert (done.numerics.rmse or 0.0) < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_lengths_of_rows_over_themselves(hw: str) -> None:
+    x, lengths = np.abs(_drawn(4, 37)) + 1, np.array([37, 3, 20, 16], np.int32)
+    wide = np.where(np.arange(37) < lengths[:, None], x.astype(np.float64), 0.0)
+    wanted = np.where(np.arange(37) < lengths[:, None], wide / wide.sum(1, keepdims=True), x)
+    _, made = _run("in_place_of_loops", hw, x, Lengths=lengths, n=37, B=16)
+    assert np.abs(made - wanted).max() < 1e-6
+
+
+def test_elements_that_two_warps_access_need_a_barrier() -> None:
+    with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: X"):
+        _run("in_place", "h200", _drawn(4, 64), n=64, HOW="turned", B=64)
+    x = _drawn(4, 64)
+    _, made = _run("in_place", "h200", x, n=64, HOW="turned behind a barrier", B=64)
+    assert np.array_equal(made, x + x[:, ::-1])
+
+
+@pytest.mark.parametrize("how", ["the next row's", "one behind"])
+def test_elements_of_an_undefined_order_are_refused(how: str) -> None:
+    with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: X"):
+        _run("in_place", "h200", _drawn(4, 16), n=16, HOW=how, B=16)
