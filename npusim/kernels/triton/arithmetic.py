@@ -357,10 +357,9 @@ class Arithmetic(Draft, ABC):
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
     def _of_tables(self, op: Op, name: str, a: Known, b: Known) -> ListedMask | Condition | None:
-        """Return two masks joined by their table; None if they do not have the same table, or one is a mask
-        of values.
+        """Return two masks joined by their table; None if their tables differ, or one is a mask of values.
 
-        A mask that keeps a block's first rows is a comparison where it is joined with one of rows and columns.
+        A mask that leaves a block's first rows becomes a comparison if it is joined with a mask of rows and columns.
         """
         if isinstance(a, ValueComparison) or isinstance(b, ValueComparison):
             return None
@@ -683,7 +682,7 @@ class Arithmetic(Draft, ABC):
         contracts, by default the first.
         """
         ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.of_code("addends").get(op.place)
-        # Of two equal products, one in compiled code, the first is taken in: its place may be that of either.
+        # Two equal products may be one in compiled code. The first is contracted then: its place may be that of either.
         are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
         if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
@@ -990,7 +989,7 @@ class Arithmetic(Draft, ABC):
             )
 
     def _sums_products(self, reduction: Op, place: str) -> bool:
-        """Return whether compiled code contracts products of a ``place`` with the additions of a sum of theirs."""
+        """Return whether compiled code contracts the products of a ``place`` with the additions of their sum."""
         added = self.choices.of_code("sums").get(place) if self.choices.of_code("fuses") and place else None
         body = reduction.body[0] if reduction.body else None
         return bool(added and body and body.place.split(" at ")[0] == added.split(" at ")[0])
@@ -1094,7 +1093,7 @@ class Arithmetic(Draft, ABC):
         return order
 
     def _order_of_function(self, op: Op, size: int, *, is_scan: bool) -> str:
-        """Return the order of a reduction or scan by an own function, and say where it is assumed."""
+        """Return the order of a reduction or scan by an own function, and note if the order is assumed."""
         order = self._order_of(op)
         if order in ("", UNKNOWN) or (is_scan and "_" in order.partition("_")[2]):
             assumed = "sequential" if not self.choices.order else f"lanes_1x{min(WARP, size)}x1"
@@ -1138,7 +1137,7 @@ class Arithmetic(Draft, ABC):
         return found
 
     def _order(self, op: Op) -> str:
-        """Return the order of a sum, the usual one where the compiled code's is not known."""
+        """Return the order of a sum: the usual order if that of the compiled code is not known."""
         orders = self.choices.of_code("orders")
         known = [orders.get(at, UNKNOWN if orders else "") for at in op.place.split(OF_SUMS)]
         if UNKNOWN in known:

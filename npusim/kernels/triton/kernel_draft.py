@@ -77,7 +77,7 @@ OF_CODE = frozenset({"fuses", "orders", "addends", "sums", "further"})
 
 
 class LaneReading(NamedTuple):
-    """Blocks that are read lane by lane: those of at most so many ``axes``, with two also numbers.
+    """Blocks that are read lane by lane: those of at most this number of ``axes``; with two, also numbers.
 
     ``is_along``: whether the lanes of a loop's iterations follow one another along its axis; if not, the lanes of each
     iteration have a separate place.
@@ -127,8 +127,8 @@ class Choices:
     ``unrolls``: a loop of few iterations, with the same number in every program, is written as its iterations one after
     another, if a mask of its loads has a lower bound.
     ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
-    ``asked``: choices among `WAYS` that a reading asked for; ``asked_of_code``: those among `OF_CODE` that any reading
-    of the launch asked for.
+    ``asked``: the choices in `WAYS` that a reading used; ``asked_of_code``: the choices in `OF_CODE` that any reading
+    of the launch used.
     """
 
     is_fresh: bool
@@ -165,7 +165,7 @@ class Choices:
     asked_of_code: set[str] = field(default_factory=set, compare=False)
 
     def of_code(self, name: str) -> Any:
-        """Return one of the choices that compiled code decides (`OF_CODE`), and note that a reading asked for it."""
+        """Return one of the choices that compiled code decides (`OF_CODE`), and note that a reading used it."""
         assert name in OF_CODE, name
         self.asked_of_code.add(name)
         return getattr(self, name)
@@ -269,7 +269,7 @@ class Walk:
     #: any program; and the value of each state where the loop begins.
     partial: dict[str | None, bool] = field(default_factory=dict)
     entered: dict[str, Floats] = field(default_factory=dict)
-    #: Masks that leave a first part of an axis of a block without a load.
+    #: Masks that leave the first part of an axis of a block without a load.
     bounds: list[Bound] = field(default_factory=list)
     #: For states, the name of the value that an iteration leaves in them, if the value has a name.
     last_values: dict[str, str] = field(default_factory=dict)
@@ -400,8 +400,7 @@ class Draft:
         #: The values from which each value is computed, and the operations that load integers.
         self._sources: dict[str, tuple[str, ...]] = {}
         self._looks: dict[str, Op] = {}
-        # values that a compiler knows, because they are computed only from constants of the kernel
-        self._literals = set[str]()
+        self._literals = set[str]()  # values that a compiler knows, computed only from constants of the kernel
         self._stores, self._store_masks = list[str](), list[str]()  # pointers and masks
         #: Comparisons with 0 that masks of stores contain, for lanes that are the same in all programs.
         self.stored_lanes = set[tuple[str, int, tuple[int, ...]]]()

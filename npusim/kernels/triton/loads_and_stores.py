@@ -858,7 +858,7 @@ class Memory(ExactIntegers):
     ) -> None:
         """Note which integers programs load, for places that are ``known``; refuse places beyond the tensor.
 
-        ``programs``: the programs that the places belong to; None for all.
+        ``programs``: the programs to which the places belong; None for all programs.
         """
         if np.any(is_beyond := known & ((places < 0) | (places >= len(data)))):
             program, at = int(np.argwhere(is_beyond)[0, 0]), int(places[is_beyond][0])

@@ -183,7 +183,7 @@ class WholeLanes(OwnElements, ABC):
     def _view_of_lanes(
         self, of: str, source: View, listed: Integers, hidden: float | None, *, is_new: bool = False
     ) -> GatheredView:
-        """Return the tensor of lanes: an existing tensor if it has the same lanes; ``is_new``: always another one."""
+        """Return the tensor of lanes: an existing tensor if it has the same lanes; ``is_new``: always a new one."""
         along = tuple(range(len(source.sizes)))
         every = tuple(listed.tolist())
         number = 0
