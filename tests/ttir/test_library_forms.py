@@ -64,9 +64,16 @@ def test_flat_elements_behind_others_of_a_tensor(shape: tuple[int, ...], n: int,
     checked("library_kernels", "behind", (2,), words, {"Y": wanted.reshape(y.shape)}, "h200")
 
 
-@pytest.mark.parametrize("first", [128, 256])
-def test_parts_of_a_tensor_that_other_programs_store_to(first: int) -> None:
-    refused("further", (2,), "accessed elsewhere", X=normal(0, 1100), n=512, first=first, BLOCK=256)
+def test_parts_of_a_tensor_that_other_programs_store_to() -> None:
+    refused("further", (2,), "accessed elsewhere", X=normal(0, 1100), n=512, first=128, BLOCK=256)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_part_of_a_tensor_that_only_its_own_program_stores_to(hw: str) -> None:
+    x, wanted = normal(0, 1100), np.full(1100, np.nan)
+    wanted[:256], wanted[256:512] = x[512:768], x[256:512]
+    words = {"X": x, "n": 512, "first": 256, "BLOCK": 256}
+    checked("library_kernels", "further", (2,), words, {"X": wanted}, hw)
 
 
 @pytest.mark.parametrize("hw", DEVICES)
