@@ -156,8 +156,8 @@ def test_the_way_of_a_transposed_operand_costs_what_memories_have_of_it(hw: str)
     ]
     assert works[0] == works[1]
     match hw:
-        case "h200" | "a10":  # ldmatrix.trans and wgmma's descriptors are as fast
-            assert transposed.cycles == straight.cycles
+        case "h200" | "a10":  # ldmatrix.trans and wgmma's descriptors are as fast; pieces of K may be parts of sectors
+            assert 0.98 * straight.cycles < transposed.cycles < straight.cycles
         case "v100":  # lanes read down the columns: more rows of banks
             assert straight.cycles < transposed.cycles < 1.05 * straight.cycles
         case _:  # L1 to L0A as fast; pieces of K are fewer, longer rows of global memory
