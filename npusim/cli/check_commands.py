@@ -269,10 +269,7 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
 
 @app.verb(
     "validate",
-    (
-        "npusim validate measured.yaml --band 0.15",
-        ("measured times: each residual; exit code 1 if one is outside its band"),
-    ),
+    ("npusim validate measured.yaml --band 0.15", "residuals; exit code 1 if one is outside"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
     ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
@@ -421,10 +418,7 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
 
 @app.verb(
     "invariant",
-    (
-        "npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k",
-        ("a decoding step with all choices that may vary"),
-    ),
+    ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step; all choices vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
     ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "a batch as a server runs it"),
     ("npusim invariant flash_backward -t method=added", "a recurrence or gradients: batch, heads, further tokens"),
