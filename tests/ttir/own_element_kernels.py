@@ -49,3 +49,16 @@ def in_place_of_loops(X, Lengths, n, B: tl.constexpr):
         cols = k + tl.arange(0, B)
         x = tl.load(X + row * n + cols, mask=cols < length, other=0.0)
         tl.store(X + row * n + cols, x / total, mask=cols < length)
+
+
+@triton.jit
+def in_place_of_neighbours(X, Y, Lengths, n, SHIFT: tl.constexpr, B: tl.constexpr):
+    """Tiles of rows of X that are stored over the tile next to them; a first tile of zeros in Y."""
+    row = tl.program_id(0)
+    length = tl.load(Lengths + row)
+    for k in range(0, n, B):
+        cols = k + tl.arange(0, B)
+        at = cols + SHIFT
+        x = tl.load(X + row * n + at, mask=(at >= 0) & (at < length), other=0.0)
+        tl.store(X + row * n + cols, x + 1.0, mask=cols < length)
+    tl.store(Y + row * n + tl.arange(0, B), tl.zeros([B], tl.float32))

@@ -127,3 +127,27 @@ def copied_beside(X, Y, Z, T, n, B: tl.constexpr, KIND: tl.constexpr):
         else:
             tl.store(Z + r * n + c, x * 2, mask=c < n)
             tl.store(T + r, tl.sum(x, 0))
+
+
+@triton.jit
+def stored_in_some_tiles(X, Y, Z, n, B: tl.constexpr, KIND: tl.constexpr):
+    """Tiles of a row, each a block of its own, of which some have a store before the last one."""
+    r = tl.program_id(0)
+    for j in range(0, n, B):
+        c = j + tl.arange(0, B)
+        x = tl.load(X + r * n + c, mask=c < n, other=0.0)
+        if j > 0 if KIND == "tiles" else r > 1:
+            tl.store(Y + r * n + c, 2 * x, mask=c < n)
+        tl.store(Z + r * n + c, 3 * x, mask=c < n)
+
+
+@triton.jit
+def stored_in_inner_tiles(X, Y, n, times, B: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of X that are summed and overwritten tile by tile, several times."""
+    r, c = tl.program_id(0), tl.arange(0, BLOCK)
+    for _ in range(times):
+        total = tl.sum(tl.load(X + r * n + c, mask=c < n, other=0.0), 0)
+        for j in range(0, n, B):
+            at = j + tl.arange(0, B)
+            y = tl.load(Y + r * n + at, mask=at < n, other=0.0)
+            tl.store(X + r * n + at, y + total, mask=at < n)

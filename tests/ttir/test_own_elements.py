@@ -75,3 +75,21 @@ def test_elements_that_two_warps_access_need_a_barrier() -> None:
 def test_elements_of_an_undefined_order_are_refused(how: str) -> None:
     with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: X"):
         _run("in_place", "h200", _drawn(4, 16), n=16, HOW=how, B=16)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_tiles_over_the_tile_before_them(hw: str) -> None:
+    x, lengths = _drawn(4, 29), np.array([29, 3, 17, 8], np.int32)
+    behind = np.concatenate([x[:, 8:], np.zeros((4, 8), np.float32)], 1)
+    cols = np.arange(29)
+    wanted = np.where(cols < lengths[:, None], np.where(cols + 8 < lengths[:, None], behind, 0) + 1, x)
+    words = {"Y": np.zeros_like(x), "Lengths": lengths, "n": 29, "SHIFT": 8, "B": 8}
+    _, made = _run("in_place_of_neighbours", hw, x, **words)
+    assert np.array_equal(made, wanted.astype(np.float32))
+
+
+def test_tiles_that_an_earlier_iteration_stored_are_refused() -> None:
+    x, lengths = _drawn(4, 29), np.array([29, 3, 17, 8], np.int32)
+    words = {"Y": np.zeros_like(x), "Lengths": lengths, "n": 29, "SHIFT": -8, "B": 8}
+    with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: X"):
+        _run("in_place_of_neighbours", "h200", x, **words)

@@ -221,3 +221,25 @@ def test_a_copy_beside_computed_results_leaves_none_out(hw: str, kind: int, bloc
     assert np.array_equal(made["Y"], x)
     assert kind == 0 or np.array_equal(made["Z"], kind * x)
     assert kind == 1 or np.allclose(made["T"], x.sum(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("kind", ["tiles", "rows"])
+def test_a_store_behind_an_if_in_a_loop_is_of_every_tile(hw: str, kind: str) -> None:
+    from ttir.checked_launches import checked
+
+    x = np.random.default_rng(0).standard_normal((3, 29)).astype(F32)
+    some = np.arange(29) > 7 if kind == "tiles" else np.arange(3)[:, None] > 1
+    wanted = {"Y": np.where(some, 2.0 * x, np.nan), "Z": 3.0 * x}
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros_like(x), "n": 29, "B": 8, "KIND": kind}
+    checked("result_kernels", "stored_in_some_tiles", (3,), words, wanted, hw)
+
+
+def test_tiles_that_a_loop_in_a_loop_overwrites_are_refused_by_name() -> None:
+    from ttir import result_kernels
+
+    x, y = np.zeros((2, 3, 13), F32)
+    with npusim.record(floats=True) as calls:
+        result_kernels.stored_in_inner_tiles[(3,)](x, y, 13, 3, B=8, BLOCK=16)
+    with pytest.raises(ProgramError, match=r"result_kernels\.py:\d+: (?!.*ValueError)"):
+        npusim.run(calls[0], hw="h200", rows="all")

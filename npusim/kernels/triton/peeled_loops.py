@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
-from npusim.kernels.triton.results_apart import STORES, inside
+from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
 from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
 
 #: An operation that TTIR does not have: its mask must be true in the iterations from ``first`` to before ``end``.
@@ -44,13 +44,21 @@ def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Funct
 
 def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Function | None:
     """Return a kernel whose loops that store independent tiles run from the last to the first; None if there are no
-    such loops.
+    such loops.  A tile of a loop that loads elements to which other tiles store may depend on an earlier one.
     """
-    made = _made(function.operations)
-    turned = {id(o): _turned(o, made, arguments) for o in function.operations if o.name == "scf.for"}
+    made, sources = _made(function.operations), sources_of(function.operations)
+    loops = [o for o in function.operations if o.name == "scf.for" and not _loads_stored(o, sources)]
+    turned = {id(o): _turned(o, made, arguments) for o in loops}
     if not any(turned.values()):
         return None
     return function._replace(operations=[turned.get(id(o)) or o for o in function.operations])
+
+
+def _loads_stored(loop: Op, sources: dict[str, list[str]]) -> bool:
+    """Return whether a loop loads from a tensor to which it stores, by other pointers than it stores by."""
+    loaded, stored = ({o.operands[0] for o in inside([loop]) if o.name in names} for names in (LOADS, STORES))
+    tensors = {n for pointer in stored for n in roots_of(pointer, sources)}
+    return any(tensors & roots_of(pointer, sources) for pointer in loaded - stored)
 
 
 def _turned(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> Op | None:

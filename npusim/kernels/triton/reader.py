@@ -756,7 +756,7 @@ class Reader(WholeLanes):
             loop = next((o for o in operations if o is self._block_loop and op in o.body), None)
             if loop is None or not self._is_last(loop):
                 return False
-            operations = loop.body[:-1]
+            operations = loop.body
         later = operations[operations.index(op) + 1 :]
         return all(o.name in (*_IGNORED, "block") or (o.results and not o.body) for o in later)
 

@@ -81,6 +81,8 @@ class _Reloads:
         new, kept, others = dict[int, list[Op]](), list[Op](), list[Op]()
         for load in self.loads:
             ((loop, own),) = self._blocks(load)
+            if not own or not block:
+                return None  # one of the two is in a loop inside another one
             is_behind = self.operations.index(loop or load) > self.operations.index(first or store)
             is_behind |= own is block and own.index(load) > own.index(store)
             renamed = {} if loop is None or first is None else {first.operands[0]: loop.operands[0]}
@@ -123,7 +125,9 @@ class _Reloads:
         return ([o for made in every for o in made], kept, False) if kept else None
 
     def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
-        """Return the loop that contains an operation (None if it is in no loop), and the operations around it."""
+        """Return the loop that contains an operation (None if it is in no loop), and the operations around it; no
+        operations if it is in a loop inside another one.
+        """
         if op in self.operations:
             return [(None, self.operations)]
         return [(o, o.body) for o in self.operations if o.name == "scf.for" and op in o.body] or [(op, [])]
