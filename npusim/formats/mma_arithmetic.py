@@ -314,7 +314,7 @@ def _chains() -> Iterator[MmaArithmetic]:
         source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
         yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
     for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
-        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k"
+        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumes one chain per result, ascending k"
         yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
 
 

@@ -60,7 +60,9 @@ def test_on_a_vector_unit_elements_are_combined_one_after_another() -> None:
         before = wanted[:, i - 1] if i else np.float32(0)
         wanted[:, i] = before * words["G"][:, i] + words["X"][:, i]
     assert np.allclose(made["Y"], wanted, rtol=1e-5)
-    assert any("order of this reduction or scan by an own function is assumed: sequential" in n for n in done.notes)
+    assert any(
+        "order of this reduction or scan with a custom combine function is assumed: sequential" in n for n in done.notes
+    )
 
 
 def test_a_function_that_depends_on_its_order_is_refused_where_the_lane_decides() -> None:

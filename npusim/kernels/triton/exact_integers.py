@@ -479,8 +479,8 @@ class ExactIntegers(WholeNumbers, ABC):
         visited = max(1, int(self._walk.counts.max()))
         tiles = known_tiles(called, self.ids, whole, left, is_along=is_along, visited=visited)
         if tiles is None:
-            why = "indices as values of a tile in a loop, of some programs alone or along three axes, are not supported"
-            raise op.fail(why)
+            why = "indices as values of a tile in a loop are not supported if only some programs have them"
+            raise op.fail(f"{why}, or along three axes")
         ones = (1,) * len(AXES)
         fmt_of = self.choices.fmt(fmt)
         self.arguments[called] = MaskView(called, ones, fmt_of, ones, sizes=tiles.sizes, by=tiles.by, holds=tiles.holds)
@@ -522,7 +522,7 @@ class ExactIntegers(WholeNumbers, ABC):
         if not is_large and self._walk is None:
             return super()._as_block(op, x, like)
         if is_large and x.bits != 32:
-            raise op.fail("integers of a tile beyond 2^24 are supported with 32 bits alone")
+            raise op.fail(f"integers beyond 2^24 as values of a tile must have 32 bits; these have {x.bits}")
         times = values if self._walk is None else np.broadcast_to(values, (len(values), self._walk.most, *x.shape))
         fmt = EXACT_BITS if is_large else f"i{x.bits}"
         return self._known_block(op, self._unique("indices"), times, fmt, like=like if self._walk is None else ())

@@ -193,7 +193,7 @@ class OwnElements(SameValues, ABC):
             self.arguments[before.view] = replace(view, listed=tuple(left.tolist()))
         if is_gone.all() and not before.walk:
             self.stored = [x for x in self.stored if x.pointer.of != (before.view or of) or x.line != before.op.line]
-        why = "an element that the program stores again later has the later value alone; the time includes both stores"
+        why = "where the program stores an element twice, the later value remains; the time includes both stores"
         self.notes.append(f"{before.op.line}: {of}: {why}")
 
     def _check_accessed(self) -> None:

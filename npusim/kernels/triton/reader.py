@@ -881,8 +881,8 @@ class Reader(WholeLanes):
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         if is_sum and self.choices.way("adds_tiles"):
-            why = "the products of its tiles are added one by one here, not in the matrix unit"
-            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
+            why = "npusim adds the products of these tiles one by one, not in the matrix unit"
+            self.notes.append(f"{op.line}: each program adds up a part of a product: {why}")
             return False
         return is_sum and not any(map(self.choices.is_widened, _factors(op)))
 

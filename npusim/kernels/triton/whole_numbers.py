@@ -359,7 +359,7 @@ class WholeNumbers(Arithmetic, ABC):
         kind = shape_of(op.type)[1]
         if kind not in WHOLE or not isinstance(x, Floats):
             raise op.fail(
-                f"converting floats to integers of {kind} is not supported here; allowed: blocks, to {', '.join(WHOLE)}"
+                f"converting this value to {kind} is not supported; blocks of floats can become {', '.join(WHOLE)}"
             )
         made = next((o for o in self._made if op.operands[0] in o.results), None)
         is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
@@ -383,10 +383,10 @@ class WholeNumbers(Arithmetic, ABC):
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
-            "floats are converted to unsigned integers of 16 bits (NaN and negative ones to 0, those above to "
-            "65535), of which a store"
+            "floats are converted to unsigned integers of 16 bits (NaN and negative values to 0, larger values to "
+            "65535), and a store"
         )
-        self.notes.append(f"{op.line}: {why} writes the low 8 bits, as compiled code for GPUs does")
+        self.notes.append(f"{op.line}: {why} writes their low 8 bits, as compiled code for GPUs does")
         cut = self._named(op, self._cut(op, x))
         text = f"where(compare({cut.text}, 0.0, 'ogt'), minimum({cut.text}, 65535.0), 0.0)"
         pad = None if x.pad is None or math.isnan(x.pad) else float(int(min(max(x.pad, 0.0), 65535.0)))
@@ -400,8 +400,8 @@ class WholeNumbers(Arithmetic, ABC):
     def _set_low_bits(self, op: Op, x: Floats) -> None:
         """Set whole numbers as 8-bit integers that are converted via 16-bit ones, with which the kernel continues."""
         why = (
-            "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0), of which a "
-            "store writes the low 8 bits"
+            "floats are converted to integers of 16 bits (values beyond the range to its limits, NaN to 0), and a "
+            "store writes their low 8 bits"
         )
         self.notes.append(f"{op.line}: {why}, as compiled code for GPUs does")
         given = self._named(op, x)
@@ -569,8 +569,8 @@ class WholeNumbers(Arithmetic, ABC):
             most = MOST_EXACT // max(1, self._largest(op.operands[0]) * self._largest(op.operands[1]))
             if not (is_zero or is_carried) or count > most:
                 why = f"tl.dot of integers adds {count:,} products" if is_zero or is_carried else "a tl.dot of integers"
-                why += f", of which float32 adds {most:,} exactly" if is_zero or is_carried else " is added to others"
-                raise op.fail(f"{why}, which is not supported; convert shorter products to float32 and add those")
+                why += f"; float32 adds only {most:,} exactly" if is_zero or is_carried else " is added to others"
+                raise op.fail(f"{why}; this is not supported: convert shorter products to float32 and add them")
             c = Number(0.0, "0.0", shape) if is_zero else c
         super()._tt_dot(op, a, b, c)
 

@@ -59,8 +59,8 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
 #: group uses of its operands.
 MATRIX_BYTES = 32
-#: Number of columns of a left operand; compilers compute its rows concurrently with a product for which warps wait
-#: separately.
+#: Columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers compute
+#: the operand's rows during a product for which warps wait separately.
 GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
