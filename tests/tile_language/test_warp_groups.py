@@ -119,7 +119,7 @@ def test_slots_that_share_a_barrier_of_one_are_refused() -> None:
     wait = copies.body[0]
     assert isinstance(wait, BarrierStep)
     late = replace(copies, body=(replace(wait, parity=of_two("%", of_two("//", K, 2), 2)), *copies.body[1:]))
-    with pytest.raises(ProgramError, match=r"kernel\.py:7: a wait for the parity 0 of free does not end here: .*, 0 phases"):
+    with pytest.raises(ProgramError, match=r"kernel\.py:7: a wait for the parity 0 of free .* 0 phases"):
         order((replace(loop, body=(late, products)),))
 
 
