@@ -358,7 +358,7 @@ class LaunchSpec(SpecModel):
     attention_s: Quantity | None = Field(
         default=None,
         description=(
-            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: those of "
+            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: the times of "
             "other kernels"
         ),
     )

@@ -81,8 +81,8 @@ ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
-    """Return the share of work that, without other work, takes ``cycles``, and that uses parts of the core for the
-    given numbers of cycles.
+    """Return the share of work that takes ``cycles`` without other work and uses parts of the core for the given
+    numbers of cycles.
     """
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 

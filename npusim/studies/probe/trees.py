@@ -145,7 +145,7 @@ def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
 
 
 def step_of(tree: Tree) -> Tree | None:
-    """Return the smallest step that, repeated, is this tree, including C; None if there is no such step."""
+    """Return the smallest step whose repetition is this tree, including C; None if there is no such step."""
     depth, subtrees = leaf_count(tree), {frozenset(leaves_of(t)): t for t in nodes(tree)} | {frozenset({0}): 0}
     start, size = C if C in leaves_of(tree) else None, 1
     while size < depth:
