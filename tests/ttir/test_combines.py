@@ -67,7 +67,7 @@ def test_on_a_vector_unit_elements_are_combined_one_after_another() -> None:
 
 def test_a_function_that_depends_on_its_order_is_refused_where_the_lane_decides() -> None:
     words = {"X": np.ones((64, 128), np.float32), "Y": np.zeros(64, np.float32)}
-    with pytest.raises(ProgramError, match=r"combine_kernels\.py:\d+: in other lanes than the first one"):
+    with pytest.raises(ProgramError, match=r"combine_kernels\.py:\d+: in lanes other than the first, "):
         launched("faded_rows", (1,), words, "h200", R=64, B=128)
 
 

@@ -1122,11 +1122,11 @@ class Arithmetic(Draft, ABC):
         one, other = (np.stack(x) for x in ways)
         if np.array_equal(one, other):
             return
-        what = "in other lanes than the first one the function of this reduction has its operands in the other order"
+        what = "in lanes other than the first, this reduction's function receives its operands in the opposite order"
         if not np.allclose(one, other, rtol=1e-4):
-            raise op.fail(f"{what}, and it is not the same in any order; which lane stores a row is not supported")
+            raise op.fail(f"{what}, and the order changes it; npusim does not know which lane stores a row")
         self.notes.append(
-            f"{op.line}: {what}: its last bits may differ; here every element has those of the first lane"
+            f"{op.line}: {what}: the last bits may differ; npusim gives every element the bits of the first lane"
         )
 
     def _later(self, name: str) -> list[Op]:

@@ -72,8 +72,8 @@ class LaneElements(Memory, ABC):
     @contextmanager
     def _taken_where(self, op: Op, every: Booleans) -> Iterator[None]:
         """Hide loads and stores in programs that do not take a branch, while all programs execute it."""
-        why = "an if differs between programs or iterations: all of them go through it here, and its stores are masked"
-        self.notes.append(f"{op.line}: {why}; the time includes them")
+        why = "the condition of an if differs between programs or iterations: npusim executes its statements in all of"
+        self.notes.append(f"{op.line}: {why} them, with masked stores; the time includes these stores")
         self._where_taken.append(np.asarray(every))
         yield
         self._where_taken.pop()

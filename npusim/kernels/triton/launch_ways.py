@@ -353,8 +353,8 @@ WAYS = (
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
     *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
-    *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
-    *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
+    *_with("first masked lanes chosen after a load", "", "tensor", chooses_lanes="first"),
+    *_with("masked lanes chosen after a load", "", "tensor", chooses_lanes="all"),
     *_with("as written", "store"),
     *_with("elements by loaded integers as lists", "store", lists_elements=True),
     *_with("tensors cut to the columns of a block", "", "tensor", "store", cuts=True),
@@ -369,10 +369,10 @@ WAYS = (
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
     *_with("blocks of one column as rows", "", when=_stores_one_column, turns=ALL),
     *_with("groups with a shorter last group", "", "tensor", "store", ragged=True),
-    *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
-    *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
+    *_with("groups with a shorter last group, and vectors as separate loads", "", ragged=True, loads_again=True),
+    *_with("groups with a shorter last group, and hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
     *_with("products of tiles added one by one", "", when=_is_fresh, adds_tiles=True),
-    *_with("products of tiles added one by one, in such groups", "", when=_is_fresh, adds_tiles=True, ragged=True),
+    *_with("products added one by one, with a shorter last group", "", when=_is_fresh, adds_tiles=True, ragged=True),
 )
 
 

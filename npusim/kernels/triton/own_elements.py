@@ -167,8 +167,8 @@ class OwnElements(SameValues, ABC):
         before = self._named(one, replace(cast("Floats", self.values.pop(one.results[0])), pad=None))
         self._by_value(one, replace(mask, within=None), value, before)
         self.notes.append(
-            f"{op.line}: a mask of compared values in a tl.store is a choice here between the value and the element "
-            "that is there: the time includes loading these elements"
+            f"{op.line}: npusim loads the elements that a mask of compared values in a tl.store hides, and stores "
+            "them again; the time includes these loads"
         )
         return self.values.pop(one.results[0]), mask.within
 

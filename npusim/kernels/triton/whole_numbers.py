@@ -136,7 +136,7 @@ class WholeNumbers(Arithmetic, ABC):
             low = float(given - HALF_BYTE)
             other = Number(low, literal(low), pointer.shape)
         self.notes.append(
-            f"{op.line}: {pointer.of}: bytes without a sign are stored here as signed ones that are 128 less; the "
+            f"{op.line}: {pointer.of}: npusim stores unsigned bytes as signed ones that are 128 less; the "
             "time includes adding 128"
         )
         self._load(op, replace(pointer, of=name), mask, other, "i8")
@@ -159,7 +159,7 @@ class WholeNumbers(Arithmetic, ABC):
         is_bytes = kind.startswith("f8") and shape_of(self.function.parameters[of])[1] == "i8"
         if not isinstance(tensor, IntegerTensor):
             if of in self.bytes_of and self.bytes_of[of] != (kind if is_bytes else ""):
-                raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
+                raise op.fail(f"{of}: the kernel stores both FP8 numbers and other bytes to one tensor; store one kind")
             return
         self.bytes_of[of] = kind if is_bytes else ""
         is_unknown = of in self.looked and (self._walk is not None or self.looked_at.get(of) is None)
@@ -452,7 +452,7 @@ class WholeNumbers(Arithmetic, ABC):
         has_room = kind in WHOLE and 0 < x.most <= whole_limits(int(kind[1:]))[1]
         has_no_sign = x.wide is not None and 0 < x.most < 2 * HALF_BYTE and x.wide.text == x.text
         if has_no_sign and op.name == "arith.extsi":
-            raise op.fail("bytes that are loaded without a sign are read with one; convert them with .to(tl.int8)")
+            raise op.fail("bytes that are loaded as unsigned are used as signed; convert them with .to(tl.int8)")
         is_extended = op.name == "arith.extui" and not has_no_sign
         if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or is_extended:
             raise op.fail(

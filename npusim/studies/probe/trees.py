@@ -268,7 +268,7 @@ def in_words(tree: Tree) -> str:
     if found := as_chains(tree):
         count, run, size, how = found
         of = f"runs of {run} k in turn" if run * count < depth else f"{run} k"
-        each = "" if size == 1 else f", {size} products an addition"
+        each = "" if size == 1 else f", {size} products per addition"
         return f"{count} chains of {of if run > 1 else f'k = i, i + {count}, ...'}{each}, added {how}"
     return tree_text(tree)
 
