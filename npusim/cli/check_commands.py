@@ -421,8 +421,11 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
     ("npusim invariant split_kv -w qwen2_7b --seq-q 1 --seq-kv 32k", "a decoding step; all choices vary"),
     ("npusim invariant split_kv --seq-q 1 -t splits=4 --require batch,position", "a test for your CI"),
     ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "a batch as a server runs it"),
-    ("npusim invariant flash_backward -t method=added", "a recurrence or gradients: batch, heads, further tokens"),
-    ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, for a script"),
+    (
+        "npusim invariant flash_backward -t method=added",
+        "gradients (or a recurrence) with other batches, heads and further tokens",
+    ),
+    ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, as JSON for a script"),
     first="--vary --require --workload --seq-q --seq-kv --page --hw --json",
 )
 @o.takes(SeedOptions, own_first=True)

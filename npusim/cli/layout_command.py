@@ -25,7 +25,11 @@ def layout(
     acc: Annotated[Literal["f16", "f32"], o.option("--acc", "Format of the accumulators.", shown=True)] = "f32",
     operand: Annotated[
         Literal["a", "b", "c"] | None,
-        o.option("--operand", "Operand whose layout to draw, or into which to chain.", shown="c; a with --chain"),
+        o.option(
+            "--operand",
+            "Operand to draw; with --chain, the operand that the accumulator becomes in the next product.",
+            shown="c; a with --chain",
+        ),
     ] = None,
     a: Annotated[Order, o.option("--a", "Layout of A in memory; only m8n8k4 offers both.", shown=True)] = "row",
     b: Annotated[Order, o.option("--b", "Layout of B in memory; only m8n8k4 offers both.", shown=True)] = "col",

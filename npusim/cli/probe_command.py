@@ -123,7 +123,7 @@ def bits(
     "identify",
     ("npusim probe identify probe/outputs.npz", "the table, and a device file with the results"),
     ("npusim probe identify probe/outputs.npz --hw mine.yaml -o chip.yaml", "extend another device file"),
-    ("npusim probe identify vectors.npz", "random vectors (A, B, C, D) alone: the arithmetics that agree"),
+    ("npusim probe identify vectors.npz", "only random vectors (A, B, C, D): the arithmetics that agree"),
 )
 def identify(
     file: Annotated[Path, o.argument("FILE", "Outputs of the probes, or recorded vectors (.npz).")],

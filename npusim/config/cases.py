@@ -535,7 +535,7 @@ class ExpectedChoice(SpecModel):
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
     latency_us: StrictFloat | None = None
     margin: StrictFloat | None = Field(
-        default=None, description=("time of the next point over that of the best, minus 1")
+        default=None, description=("time of the second-best point divided by the best point's time, minus 1")
     )
     finite: StrictBool | None = Field(
         default=None, description="whether the output is finite; null: no bits are computed"
@@ -549,7 +549,7 @@ class ExpectedDecision(SpecModel):
     device_digest: Text = Field(description="hash of the device file's content at that time")
     winner: Text = Field(description="the candidate with the fastest best point")
     margin: StrictFloat | None = Field(
-        default=None, description=("time of the next candidate's best point over that of the winner, minus 1")
+        default=None, description=("time of the next candidate's best point divided by the winner's time, minus 1")
     )
     choices: tuple[ExpectedChoice, ...]
     accepted: Acceptance | None = None

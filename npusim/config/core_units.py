@@ -80,7 +80,7 @@ class RouteSpec(SpecModel):
         ),
     )
     output_formats: tuple[str, ...] | None = Field(
-        default=None, description="formats that a fixpipe route can write; default: those of the engine"
+        default=None, description="formats that a fixpipe route can write; default: the engine's formats"
     )
 
 

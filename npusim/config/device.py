@@ -358,7 +358,7 @@ class LaunchSpec(SpecModel):
     attention_s: Quantity | None = Field(
         default=None,
         description=(
-            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: those of "
+            "dispatch and end of the vendor's fused attention, on any number of core groups; absent: the times of "
             "other kernels"
         ),
     )
@@ -447,7 +447,7 @@ class DeviceSpec(HardwareModel):
         ),
     )
     held_power_w: Positive | None = Field(
-        default=None, description="power limit of the board (--power-watts); missing: that of `power`"
+        default=None, description="power limit of the board (--power-watts); missing: the limit that `power` states"
     )
     group_count: PositiveWhole
     cores: Annotated[dict[str, CoreSpec], Field(min_length=1)]

@@ -301,7 +301,7 @@ def _ascend_mx() -> Iterator[MmaArithmetic]:
         source = "assumption: the 32 products of a scale and c, exact sum, one rounding"
         exact = _sequential(f"ascend.cube_mx.k64.{inputs}.f32", a, b, "float32", "assumed", source)
         yield replace(exact, k=64, block=32, method="exact", scale_format=E8M0, scale_block=32)
-        source = "assumption: as a tensor core, F = 24, toward zero"
+        source = "assumption: sums as in a tensor core, with F = 24 and rounding toward zero"
         row = _fused(f"ascend.cube_mx_rz24.k64.{inputs}.f32", block=32, fraction=24, evidence="assumed")
         yield replace(row, min_alignment_exponent=None, scale_format=E8M0, scale_block=32, source=source)
 
@@ -314,7 +314,7 @@ def _chains() -> Iterator[MmaArithmetic]:
         source = "IEEE 754-2019 fusedMultiplyAdd, ascending k"
         yield _sequential(f"ieee.{short}", width, width, width, "published-model", source)
     for inputs, left in (("f16", "float16"), ("f32f16", "float32")):
-        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumed is one chain a result, ascending k"
+        source = "VCVTPH2PS, VFMADD231PS: IEEE fusedMultiplyAdd; assumes one chain per result, ascending k"
         yield _sequential(f"avx512.fma.k1.{inputs}.f32", left, "float16", "float32", "assumed", source)
 
 

@@ -55,8 +55,8 @@ def home(name: object) -> str:
 
 
 def find_kernel(kind: type[KernelType], name: str | None, of: Computes | None = None) -> KernelType | None:
-    """Return the kernel of a kind that ``kernel=NAME`` or ``kernel=FILE.py:NAME`` means; None for no name and for names
-    of other kinds.
+    """Return the kernel with the name ``NAME`` or ``FILE.py:NAME`` (field ``kernel=``), of the given kind; None without
+    a name, and for the name of a kernel of another kind.
 
     Raises `SpecError` for a file that cannot be read or fails, `TilingError` if it has no such kernel.
     """

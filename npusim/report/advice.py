@@ -37,7 +37,7 @@ EVEN_SHARE = 0.85
 _EMPTY = "no instruction"
 #: Largest number of queries of a decoding step: one per sequence, or more if the step speculates tokens.
 DECODED_QUERIES = 16
-#: Smallest share of the vector unit's time that, spent on the start-up of instructions, is mentioned.
+#: The start-up time of instructions is mentioned from this share of the vector unit's time.
 STARTUP_SHARE = 0.2
 
 

@@ -62,7 +62,7 @@ STEP = Columns(
     Column("moved: unit", "unit", style="label", key="unit"),
     *(replace(column, value=attrgetter(f"part.{column.key}")) for column in _PART),
 )
-#: A change of a unit: tables insert the cycles of each run between its columns.
+#: Columns of a unit's change; tables insert columns with the cycles of each run.
 MOVED = Columns(
     *STEP.columns,
     Column("operation, or wait", "part", str),

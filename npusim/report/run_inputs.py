@@ -196,7 +196,7 @@ def sequence_table(path: str, runs: Sequence[SequenceRun]) -> tuple[Block, ...]:
     """Return the runs of launches that follow one another, and their total time."""
     times = [r.result.latency_us for r in runs]
     total = sum(t for t in times if t is not None)
-    of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "bits alone"
+    of_all = f"{total:,.2f} us, each launch timed by itself" if None not in times else "only bits"
     device = runs[0].result.device.name
     return (Heading(f"{path} on {device}", f"{len(runs)} launches: {of_all}"), SEQUENCE.grid(enumerate(runs)))
 

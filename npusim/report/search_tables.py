@@ -148,7 +148,8 @@ def _left(outcomes: Sequence[PointOutcome], last: Progress, exploration: Explora
     elif best is not None and best.latency_us is not None:
         gap = max(0.0, 1 - least / best.latency_us)
         yield Cell(
-            f"none of them is faster than {least:,.2f} us, at most {percent(gap)} less than {best.latency_us:,.2f}"
+            f"each of them takes at least {least:,.2f} us; the best point, with {best.latency_us:,.2f} us, can be "
+            f"improved by {percent(gap)} at most"
         )
 
 

@@ -165,8 +165,8 @@ class Request:
         shown=DEFAULT_WORKLOAD,
     )
     seq: Count | None = _what("--seq TOKENS", "Queries and keys: 4096, or 8k.", needs="workload")
-    seq_q: Count | None = _what("--seq-q TOKENS", "Number of queries; default: that of --seq.", needs="workload")
-    seq_kv: Count | None = _what("--seq-kv TOKENS", "Number of keys; default: that of --seq.", needs="workload")
+    seq_q: Count | None = _what("--seq-q TOKENS", "Number of queries; default: --seq.", needs="workload")
+    seq_kv: Count | None = _what("--seq-kv TOKENS", "Number of keys; default: --seq.", needs="workload")
     phase: Literal["prefill", "decode"] | None = _what(
         "--phase",
         "decode: one query a sequence, over all --seq keys.",

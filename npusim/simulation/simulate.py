@@ -143,7 +143,8 @@ def _other_layers(plan: Plan, timing: TimingResult | None) -> tuple[str, ...]:
         built = replace(r, kind=other, numerics=False, trace_groups=(), presets=False)
         times = timing.latency_s, run_request(built).timing
     except TilingError as error:
-        return (f"layers: this is one of {kinds[of_run]} {of_run} layers; {kinds[other]} {other} layers: {error}",)
+        why = f"the {kinds[other]} {other} layers cannot be simulated: {error}"
+        return (f"layers: this is one of {kinds[of_run]} {of_run} layers; {why}",)
     assert times[1] is not None
     each = {of_run: times[0], other: times[1].latency_s}
     total = sum(kinds[kind] * seconds for kind, seconds in each.items())

@@ -148,7 +148,7 @@ def test_a_text_for_every_length_is_proved_and_has_the_bits_at_other_lengths(dep
         ({"tiling": {"block_q": 128, "pipeline": "block"}}, "", "one slice has all rows with vector_rows="),
         ({"schedule": "pasa"}, "", "pasa: several launches"),
         ({"softcap": 30.0}, "", "rows of P on aiv0.VECTOR: tanh of 32 x 64 elements has no TileLang-Ascend word"),
-        ({"q_heads": 4}, "", "K.load on aic.MTE2: a coordinate that is no sum"),
+        ({"q_heads": 4}, "", "K.load on aic.MTE2: a coordinate that is not a sum"),
         ({"hw": "h200", "tiling": {}}, "", "--as tilelang: flash on h200 is a program of the family nvidia"),
         ({"precision": "fa2_fp32,exp_variant=exp.libdevice"}, "", "rows of P on aiv0.VECTOR: exp with exp.libdevice"),
         ({"arithmetic": "hopper.wgmma.k16.f16.f32"}, "", "S.mmad on aic.CUBE: matmul with hopper.wgmma.k16.f16.f32"),

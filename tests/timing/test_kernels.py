@@ -326,7 +326,7 @@ def test_published_products_in_mxfp8_are_met() -> None:
     ("tiling", "message"),
     [
         ({"load_b": 96}, "load_b: 96 is not a multiple of block_k=64"),
-        ({"load_a": 192, "load_b": 128}, "load_a: of 192 and load_b=128 one must be a multiple of the other"),
+        ({"load_a": 192, "load_b": 128}, "load_a: 192 must be a multiple of load_b=128, or the reverse"),
     ],
 )
 def test_pieces_that_do_not_nest_are_refused(tiling: dict[str, Any], message: str) -> None:

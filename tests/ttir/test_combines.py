@@ -60,12 +60,14 @@ def test_on_a_vector_unit_elements_are_combined_one_after_another() -> None:
         before = wanted[:, i - 1] if i else np.float32(0)
         wanted[:, i] = before * words["G"][:, i] + words["X"][:, i]
     assert np.allclose(made["Y"], wanted, rtol=1e-5)
-    assert any("order of this reduction or scan by an own function is assumed: sequential" in n for n in done.notes)
+    assert any(
+        "order of this reduction or scan with a custom combine function is assumed: sequential" in n for n in done.notes
+    )
 
 
 def test_a_function_that_depends_on_its_order_is_refused_where_the_lane_decides() -> None:
     words = {"X": np.ones((64, 128), np.float32), "Y": np.zeros(64, np.float32)}
-    with pytest.raises(ProgramError, match=r"combine_kernels\.py:\d+: in other lanes than the first one"):
+    with pytest.raises(ProgramError, match=r"combine_kernels\.py:\d+: in lanes other than the first, "):
         launched("faded_rows", (1,), words, "h200", R=64, B=128)
 
 

@@ -83,7 +83,7 @@ def test_integers_without_a_sign_are_stored_as_negative_ones_of_their_bits(hw: s
     wanted = {"Y": drawn.view(np.int32), "Z": at * 100003 + 7}
     done = check("drawn_integers", (2,), words, wanted, hw)
     assert drawn.max() >= 1 << 31
-    assert sum("shown here as negative ones" in n for n in done.notes) == 1  # all of Z are below 2^24
+    assert sum("as negative integers with the same bits" in n for n in done.notes) == 1  # all of Z are below 2^24
 
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES))
@@ -181,7 +181,7 @@ def test_a_histogram_by_atomic_additions_of_integers(hw: str) -> None:
     x, before = np.random.default_rng(1).integers(0, 16, 300).astype(np.int32), np.arange(16, dtype=np.int32)
     words = {"X": x, "Counts": before.copy(), "n": 300, "B": 128}
     done = check("histogram", (3,), words, {"Counts": before + np.bincount(x, minlength=16)}, hw)
-    assert any("the time is that of storing them" in note for note in done.notes)
+    assert any("the time covers the stores of the results" in note for note in done.notes)
 
 
 @pytest.mark.parametrize("hw", in_turn(DEVICES, start=1))

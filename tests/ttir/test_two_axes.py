@@ -92,7 +92,7 @@ def test_a_branch_stores_where_the_program_loaded(hw: str) -> None:
         total = total * g[:, tile, None, None]
     words = {"H": h, "G": g, "Last": np.zeros((2, 16, 16), np.float32), "tiles": 3, "BEHIND": 0, "D": 16}
     done = _checked("states_in_place", (2,), hw, {"H": wanted, "Last": total}, **words)
-    assert any("all of them go through it here, and its stores are masked" in note for note in done.notes)
+    assert any("executes its statements in all of them, with masked stores" in note for note in done.notes)
 
 
 def test_a_tile_that_an_earlier_iteration_stored_is_refused() -> None:

@@ -90,7 +90,7 @@ class OverlapTiling(CollectiveTiling):
         default=None,
         gt=0,
         lt=1,
-        description=("share of all rows that the first block has; default: that of the other blocks"),
+        description=("share of all rows that the first block has; default: the share of each other block"),
     )
 
 

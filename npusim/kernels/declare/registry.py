@@ -443,7 +443,7 @@ def largest_that_fit(build: Build, tiling: Tiling) -> str:
             fitting_fields.append(f"{one.name}={fitting}")
     if not fitting_fields:
         return (
-            "a smaller block alone does not fit either"
+            "a smaller block does not fit either"
             if has_blocks
             else ("`explore -f FIELD=VALUE,...` lists the tiles that fit")
         )

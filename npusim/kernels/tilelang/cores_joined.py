@@ -44,7 +44,9 @@ from npusim.kernels.tilelang.statements import (
 )
 from npusim.kernels.triton.ttir_text import Line
 
-_PART_OF_HALF = "a statement accesses a part of {name}, of which each vector core has one half: access all of its rows"
+_PART_OF_HALF = (
+    "a statement accesses only some rows of {name}, which is split between the vector cores: access all of its rows"
+)
 
 # ---------------------------------------------------------------- one sequence
 

@@ -288,8 +288,8 @@ class _Order:
         if buffer in self.registers and self.owners.setdefault(buffer, self.group) != self.group:
             raise refused(
                 part.line,
-                f"{buffer.name} is in registers, of which each warp group has its own, and is accessed by "
-                f"{self.owners[buffer]} and by {self.group}",
+                f"{buffer.name} is in registers, which warp groups do not share, but {self.owners[buffer]} and "
+                f"{self.group} access it",
             )
         kept = list[_Part]()
         for other in self.accesses[buffer]:

@@ -890,7 +890,7 @@ class Arithmetic(Draft, ABC):
                 half = int(lanes[1]) // 2
                 why = f"in compiled code, columns {half} and up use another sum, whose last bits may differ: each lane"
                 why += (
-                    " rounds the products of the other half alone (fma); here, all columns use the sum of the "
+                    " rounds only the products of the other half (fma); here, all columns use the sum of the "
                     "first columns"
                 )
                 self.notes.append(f"{op.line}: {why}")
@@ -1029,12 +1029,14 @@ class Arithmetic(Draft, ABC):
         rank, is_scan = len(shape), word == "scanned"
         what = "a tl.associative_scan" if is_scan else "a tl.reduce"
         if not floats or not all(isinstance(x, Floats | Number) for x in blocks) or len(blocks) > MOST_ROWS:
-            raise op.fail(f"{what} by an own function supports one to {MOST_ROWS} blocks of floats; use tl.sum, tl.max")
+            why = f"with a custom combine function supports one to {MOST_ROWS} blocks of floats"
+            raise op.fail(f"{what} {why}; use tl.sum or tl.max")
         fmt = floats[0].fmt
         if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
-            raise op.fail(f"{what} by an own function of {fmt} is not supported; convert it to tl.float32")
+            raise op.fail(f"{what} of {fmt} with a custom combine function is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
-            raise op.fail(f"{what} by an own function is supported along the last axis only, of several elements")
+            why = "with a custom combine function is supported only along the last axis, and only if it has several"
+            raise op.fail(f"{what} {why} elements")
         axes = self._joined(*floats)
         hidden = [self._known_beyond(x) if isinstance(x, Floats) else None for x in blocks]
         hidden = [hidden_value(x) if known is None else known for x, known in zip(blocks, hidden, strict=True)]
@@ -1044,8 +1046,8 @@ class Arithmetic(Draft, ABC):
             for x in floats:
                 self.hidden.uncut.append((op, replace(x, pad=None), word, 0.0))
         if is_cut and None in hidden and not (is_scan and "reverse = true" not in op.text):
-            why = "runs along an axis that a mask cuts, and values that it hides are not known"
-            raise op.fail(f"{what} by an own function {why}; write tl.where(mask, x, NUMBER) before it")
+            why = "runs along an axis that a mask cuts, and the masked values are not known"
+            raise op.fail(f"{what} with a custom combine function {why}; write tl.where(mask, x, NUMBER) before it")
         self.hidden.relied |= {axes[-1]} if is_cut else set()
         self._note_zeros(op.operands)
         if not is_scan:
@@ -1093,12 +1095,12 @@ class Arithmetic(Draft, ABC):
         return order
 
     def _order_of_function(self, op: Op, size: int, *, is_scan: bool) -> str:
-        """Return the order of a reduction or scan by an own function, and note if the order is assumed."""
+        """Return the order of a reduction or scan with a custom combine function, and note if the order is assumed."""
         order = self._order_of(op)
         if order in ("", UNKNOWN) or (is_scan and "_" in order.partition("_")[2]):
             assumed = "sequential" if not self.choices.order else f"lanes_1x{min(WARP, size)}x1"
             self.notes.append(
-                f"{op.line}: the order of this reduction or scan by an own function is assumed: {assumed}"
+                f"{op.line}: the order of this reduction or scan with a custom combine function is assumed: {assumed}"
             )
             return assumed
         return order
@@ -1120,11 +1122,11 @@ class Arithmetic(Draft, ABC):
         one, other = (np.stack(x) for x in ways)
         if np.array_equal(one, other):
             return
-        what = "in other lanes than the first one the function of this reduction has its operands in the other order"
+        what = "in lanes other than the first, this reduction's function receives its operands in the opposite order"
         if not np.allclose(one, other, rtol=1e-4):
-            raise op.fail(f"{what}, and it is not the same in any order; which lane stores a row is not supported")
+            raise op.fail(f"{what}, and the order changes it; npusim does not know which lane stores a row")
         self.notes.append(
-            f"{op.line}: {what}: its last bits may differ; here every element has those of the first lane"
+            f"{op.line}: {what}: the last bits may differ; npusim gives every element the bits of the first lane"
         )
 
     def _later(self, name: str) -> list[Op]:

@@ -73,7 +73,7 @@ class CallConfiguration(NamedTuple):
     """One configuration of a launch: its TTIR, grid and options, and the constexprs that the tuner chose.
 
     ``refused``: the compiler's message for a configuration that it does not compile; the TTIR is then empty. ``notes``:
-    notes of a run about it.
+    notes that a run prints about the configuration.
     """
 
     ttir: str

@@ -46,7 +46,7 @@ def elements_in(op: Op, x: Known) -> Elements:
         raise op.fail("tl.where cannot choose addresses by a mask that is not linear along two axes")
     if (known := known_of(op, x)) is not None and not np.all(known):
         raise op.fail(
-            "integers that are not linear along two axes of a block are not supported where a mask hides some of them"
+            "npusim cannot evaluate integers that are nonlinear along two axes of a block and partly hidden by a mask"
         )
     if isinstance(x, ListedMask):
         return Elements(holds_of(op, x).astype(np.int64), 1, 1)

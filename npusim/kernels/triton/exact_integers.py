@@ -77,7 +77,7 @@ class ExactIntegers(WholeNumbers, ABC):
     """Operations on integers of 32 bits that are values of tiles, exact at any magnitude."""
 
     def _tt_mulhiui(self, op: Op, a: Known, b: Known) -> None:
-        """Read the upper halves of products of integers without a sign."""
+        """Read the upper halves of products of unsigned integers."""
         if isinstance(a, Affine) and isinstance(b, Affine) and not any(a.steps) and not any(b.steps):
             made = whole_operation("mulhiui", a.base, b.base, a.bits)
             self._set(op, Affine(made, a.steps, a.shape, bits=a.bits))
@@ -150,7 +150,7 @@ class ExactIntegers(WholeNumbers, ABC):
             integer = int(x.base.flat[0])
             low, high = whole_limits(EXACT)
             if not low <= integer <= high:
-                raise op.fail(f"{integer} beside integers of a tile; allowed: {low} to {high}")
+                raise op.fail(f"{integer} is used together with integers of a tile; allowed: {low} to {high}")
             return Number(float(integer), literal(float(integer)), x.shape)
         if isinstance(x, Affine) and (number := self._of_loop(x)) is not None:
             return number
@@ -169,7 +169,8 @@ class ExactIntegers(WholeNumbers, ABC):
         values = given.values
         refuse_many(op, values.size)
         if values.size and not low <= values.min() <= values.max() <= high:
-            raise op.fail(f"known integers beside those of a tile; allowed: {low} to {high}")
+            why = f"{values.min()} to {values.max()}, used together with integers of a tile"
+            raise op.fail(f"{why}; allowed: {low} to {high}")
         if self._walk is not None:
             values = np.broadcast_to(values, (len(values), self._walk.most, *given.shape))
         is_one = not given.shape
@@ -277,9 +278,7 @@ class ExactIntegers(WholeNumbers, ABC):
         made = self._exact(op, x)
         assert isinstance(made, Floats)
         if op.name == "arith.extui" and before >= EXACT:
-            raise op.fail(
-                f"integers of a tile of {before} bits without a sign become {bits} bits, which is not supported"
-            )
+            raise op.fail(f"extending unsigned integers of a tile from {before} to {bits} bits is not supported")
         if op.name == "arith.extui":
             self._set_operation(replace(op, name="arith.andi", type=f"i{EXACT}"), made, constant((1 << before) - 1))
         elif op.name == "arith.trunci" and bits == 1:
@@ -364,7 +363,7 @@ class ExactIntegers(WholeNumbers, ABC):
             return super()._without_sign(op, of, x)
         bits = bits_of(self.function.parameters[of])
         if tensor.fmt.startswith("uint") and bits == EXACT:
-            why = f"{of}: integers of 2^31 and more are shown here as negative ones, which have the same bits"
+            why = f"{of}: npusim shows integers of 2^31 and more as negative integers with the same bits"
             self.notes.extend([f"{op.line}: {why}"] if not any(n.endswith(why) for n in self.notes) else [])
             return x
         if tensor.fmt.startswith("uint"):
@@ -430,7 +429,7 @@ class ExactIntegers(WholeNumbers, ABC):
         pad = None if made.pad is None else float(np.float32(without_sign(np.array([int(made.pad)]), bits)[0]))
         fmt = shape_of(op.type)[1]
         if fmt != "f32":
-            raise op.fail(f"integers of a tile without a sign are converted to float32 only, not to {fmt}")
+            raise op.fail(f"unsigned integers of a tile can be converted only to float32, not to {fmt}")
         self._bind(op, Floats(text, made.axes, fmt, pad))
 
     def _set_rounded(self, op: Op, x: Known, *, is_signed: bool) -> bool:
@@ -479,8 +478,8 @@ class ExactIntegers(WholeNumbers, ABC):
         visited = max(1, int(self._walk.counts.max()))
         tiles = known_tiles(called, self.ids, whole, left, is_along=is_along, visited=visited)
         if tiles is None:
-            why = "indices as values of a tile in a loop, of some programs alone or along three axes, are not supported"
-            raise op.fail(why)
+            why = "indices as values of a tile in a loop are not supported if only some programs have them"
+            raise op.fail(f"{why}, or along three axes")
         ones = (1,) * len(AXES)
         fmt_of = self.choices.fmt(fmt)
         self.arguments[called] = MaskView(called, ones, fmt_of, ones, sizes=tiles.sizes, by=tiles.by, holds=tiles.holds)
@@ -522,7 +521,7 @@ class ExactIntegers(WholeNumbers, ABC):
         if not is_large and self._walk is None:
             return super()._as_block(op, x, like)
         if is_large and x.bits != 32:
-            raise op.fail("integers of a tile beyond 2^24 are supported with 32 bits alone")
+            raise op.fail(f"integers beyond 2^24 as values of a tile must have 32 bits; these have {x.bits}")
         times = values if self._walk is None else np.broadcast_to(values, (len(values), self._walk.most, *x.shape))
         fmt = EXACT_BITS if is_large else f"i{x.bits}"
         return self._known_block(op, self._unique("indices"), times, fmt, like=like if self._walk is None else ())

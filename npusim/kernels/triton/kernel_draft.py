@@ -478,7 +478,7 @@ class Draft:
         return self._whole(name, value, bits_of(kind))
 
     def _whole(self, name: str, value: Any, bits: int) -> Affine:
-        """Return an integer argument; one without a sign may have the highest bit of its type."""
+        """Return an integer argument; an unsigned one may have the highest bit of its type."""
         low, high = whole_limits(bits)
         if not isinstance(value, int) or not low <= value <= (high if bits == 1 else 2 * high + 1):
             raise ProgramError(f"{self.function.name}: {name}: {value!r}; allowed: an integer of {bits} bits")

@@ -167,7 +167,7 @@ class _KnownProgram(ExactProgram):
         self.memory.line = op.line
         self.memory.count += 1
         if self.memory.count > MOST_OPERATIONS:
-            raise op.fail(f"a kernel of integers alone has more than {MOST_OPERATIONS:,} operations in all programs")
+            raise op.fail(f"a kernel of only integers has more than {MOST_OPERATIONS:,} operations in all programs")
         return super()._made(op)
 
     def _tt_atomic_rmw(self, op: Op, pointer: Pointer, value: Array, mask: Array = ALL) -> Array:

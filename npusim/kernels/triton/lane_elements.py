@@ -72,8 +72,8 @@ class LaneElements(Memory, ABC):
     @contextmanager
     def _taken_where(self, op: Op, every: Booleans) -> Iterator[None]:
         """Hide loads and stores in programs that do not take a branch, while all programs execute it."""
-        why = "an if differs between programs or iterations: all of them go through it here, and its stores are masked"
-        self.notes.append(f"{op.line}: {why}; the time includes them")
+        why = "the condition of an if differs between programs or iterations: npusim executes its statements in all of"
+        self.notes.append(f"{op.line}: {why} them, with masked stores; the time includes these stores")
         self._where_taken.append(np.asarray(every))
         yield
         self._where_taken.pop()
@@ -103,7 +103,7 @@ class LaneElements(Memory, ABC):
                 pass
         each = [self._elements_at(op, x) for x in (pointer, offset)]
         if not all(np.all(known) for _, known in each):
-            raise op.fail("integers of a block of which some are not known are not supported as addresses")
+            raise op.fail("this block of integers is used as addresses, but npusim knows only some of the integers")
         at = np.add(*(values for values, _ in each))
         return Elements(at, _WIDE, 1, of=argument_of(pointer))
 
@@ -186,5 +186,5 @@ class LaneElements(Memory, ABC):
         refuse_many(op, int(np.prod(shape)))
         held, known = np.broadcast_to(held, shape), np.broadcast_to(known, shape)
         if np.any(held & ~known):
-            raise op.fail("a block of which the addresses of some lanes alone are known is not supported")
+            raise op.fail("npusim knows the addresses of only some lanes of this block; it needs those of all lanes")
         return np.broadcast_to(at, shape), held

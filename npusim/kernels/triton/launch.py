@@ -530,8 +530,8 @@ def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     units = {_arithmetic_of(FORMATS[a], reader, made, device) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
     if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
-        why = "products that accumulate in float16 beside other products, or in a format that has no such arithmetic"
-        raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}: out_dtype=tl.float32")
+        why = "only some products accumulate in float16, or their format has no such arithmetic"
+        raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}; set out_dtype=tl.float32")
     return half.pop()
 
 

@@ -743,7 +743,7 @@ class LaunchGrid:
         if not np.any(count < needed) or not is_along or np.any(is_less & ~at_end) or known not in (None, number):
             return count
         self._views[load.of] = replace(tensor, ragged=tensor.ragged._replace(number=number))
-        self.reader.notes.append(f"{load.line}: {load.of}: what a mask hides behind its end is timed as loaded")
+        self.reader.notes.append(f"{load.line}: {load.of}: masked elements beyond its end are timed as loaded")
         return np.full_like(count, size)
 
     def _check_ragged(self, load: Load, tensor: Tensor, is_read: Any) -> None:
@@ -754,7 +754,7 @@ class LaunchGrid:
         if np.any(beyond := np.broadcast_to(beyond, np.broadcast_shapes(beyond.shape, is_read.shape)) & is_read):
             program = self.reader.program(int(np.flatnonzero(beyond.any(axis=1))[0]))
             size = f"an axis of {tensor.ragged.size}"
-            why = f"{program} accesses an element behind the end of {size}, and no mask prevents it"
+            why = f"{program} accesses an element beyond the end of {size}, and no mask prevents it"
             raise self._fault(load.line, f"{load.of}: {why}; add mask=...")
 
     def _check_inside(self, load: Load, called: str, side: tuple[Integers, Any, int], is_read: Any) -> None:
@@ -1083,7 +1083,7 @@ class LaunchGrid:
         times, edges = self._times
         if isinstance(self.out, View) and self.out.ragged is not None and not self.out.is_workspace:
             why = f"`output` has whole groups of {self.out.ragged.inner} along an axis of {self.out.ragged.size}"
-            self.reader.notes.append(f"{self.stored.line}: {self.out.parameter}: {why}, NaN behind its end")
+            self.reader.notes.append(f"{self.stored.line}: {self.out.parameter}: {why}, with NaN beyond its end")
         if self.is_partial:  # rows that no program stores belong to no program
             times = times[..., times.any(axis=(0, 1, 2, 4)), :]
         if np.any(times != 1):

@@ -38,8 +38,8 @@ _FIRST = (UnlikeProgramsError, KnownKernelError)
 
 
 class _Prepared(NamedTuple):
-    """A kernel in which reductions by own functions are maxima, and which does not load what the program
-    itself stored.
+    """A kernel in which reductions with custom combine functions are maxima, and in which no program loads what it
+    stored.
     """
 
     function: Function
@@ -353,11 +353,11 @@ WAYS = (
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
     *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
-    *_with("first hidden lanes chosen behind a load", "", "tensor", chooses_lanes="first"),
-    *_with("hidden lanes chosen behind a load", "", "tensor", chooses_lanes="all"),
+    *_with("first masked lanes chosen after a load", "", "tensor", chooses_lanes="first"),
+    *_with("masked lanes chosen after a load", "", "tensor", chooses_lanes="all"),
     *_with("as written", "store"),
     *_with("elements by loaded integers as lists", "store", lists_elements=True),
-    *_with("parts of tensors with a block's columns", "", "tensor", "store", cuts=True),
+    *_with("tensors cut to the columns of a block", "", "tensor", "store", cuts=True),
     Way("rows that follow from no place as lists", _with_rows_listed),
     Way("values that loops start from in a kernel of their own", _with_starts_apart),
     Way("a kernel for each kind of programs", _by_programs, _has_kinds),
@@ -368,11 +368,11 @@ WAYS = (
     *_with("hidden elements of a list", "", when=_has_remainders, lists_remainders=True, hides_elements=True),
     *_with("hidden elements of a list, and iterations one after another", "", hides_elements=True, unrolls=True),
     *_with("blocks of one column as rows", "", when=_stores_one_column, turns=ALL),
-    *_with("groups of which the last is shorter", "", "tensor", "store", ragged=True),
-    *_with("such groups, and vectors of rows and of columns as separate loads", "", ragged=True, loads_again=True),
-    *_with("such groups, and a list's hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
+    *_with("groups with a shorter last group", "", "tensor", "store", ragged=True),
+    *_with("groups with a shorter last group, and vectors as separate loads", "", ragged=True, loads_again=True),
+    *_with("groups with a shorter last group, and hidden elements", "", ragged=True, hides_elements=True, unrolls=True),
     *_with("products of tiles added one by one", "", when=_is_fresh, adds_tiles=True),
-    *_with("products of tiles added one by one, in such groups", "", when=_is_fresh, adds_tiles=True, ragged=True),
+    *_with("products added one by one, with a shorter last group", "", when=_is_fresh, adds_tiles=True, ragged=True),
 )
 
 
@@ -415,8 +415,8 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
         one.number, one.known = i + 1 if i else 0, (own, given, size)
         made.append(one)
     if made:
-        why = "the kernel computes integers alone, which are known at launch; the time is that of storing them"
-        made[0].reader.notes.append(f"{tries.function.name}: {why}, not of the kernel")
+        why = "the kernel computes only integers, which are known at launch; the time covers the stores of the results"
+        made[0].reader.notes.append(f"{tries.function.name}: {why}, not the kernel's other instructions")
     return made
 
 
@@ -454,7 +454,7 @@ OF_PARTS = (
 )
 OF_LAUNCHES = (
     *OF_PARTS,
-    Way("integers alone", _of_integers),
+    Way("only integers", _of_integers),
     Way("each tensor in a way of its own", _each_in_its_way, is_reported=False),
 )
 

@@ -194,8 +194,8 @@ class Memory(ExactIntegers):
         if not isinstance(loaded, Floats) or not isinstance(other, Number | None):
             raise op.fail("a mask of compared values in a tl.load of integers, or with a block as other=")
         self.notes.append(
-            f"{op.line}: a mask of compared values is a choice behind a load of all elements here: the time includes "
-            "the hidden ones"
+            f"{op.line}: npusim loads all elements and applies a mask of compared values afterwards; the time includes "
+            "the masked elements"
         )
         named = self._named(op, loaded)
         self._by_value(op, replace(mask, within=None), named, Number(0.0, "0.0") if other is None else other)
@@ -1100,7 +1100,7 @@ class Memory(ExactIntegers):
         made = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
         if made is pointer:
             return pointer, mask
-        why = "rows that the mask hides are rows of the result here, whose values are of no element of the tensor"
+        why = "the result has a row for each row that the mask hides; its values are not elements of the tensor"
         self.notes.append(f"{op.line}: {pointer.of}: {why}")
         return made, bounds
 

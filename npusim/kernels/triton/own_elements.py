@@ -167,8 +167,8 @@ class OwnElements(SameValues, ABC):
         before = self._named(one, replace(cast("Floats", self.values.pop(one.results[0])), pad=None))
         self._by_value(one, replace(mask, within=None), value, before)
         self.notes.append(
-            f"{op.line}: a mask of compared values in a tl.store is a choice here between the value and the element "
-            "that is there: the time includes loading these elements"
+            f"{op.line}: npusim loads the elements that a mask of compared values in a tl.store hides, and stores "
+            "them again; the time includes these loads"
         )
         return self.values.pop(one.results[0]), mask.within
 
@@ -193,7 +193,7 @@ class OwnElements(SameValues, ABC):
             self.arguments[before.view] = replace(view, listed=tuple(left.tolist()))
         if is_gone.all() and not before.walk:
             self.stored = [x for x in self.stored if x.pointer.of != (before.view or of) or x.line != before.op.line]
-        why = "an element that the program stores again later has the later value alone; the time includes both stores"
+        why = "where the program stores an element twice, the later value remains; the time includes both stores"
         self.notes.append(f"{before.op.line}: {of}: {why}")
 
     def _check_accessed(self) -> None:

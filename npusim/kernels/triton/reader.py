@@ -193,7 +193,7 @@ def _with_loops_changed(function: Function, arguments: Mapping[str, Any]) -> Ite
     if joined is not None:
         yield joined, why
     if (turned := with_loops_turned(joined or function, arguments)) is not None:
-        how = "a loop that stores independent tiles runs here in the opposite order, that of the loop before it"
+        how = "npusim runs a loop that stores independent tiles in the opposite order, as the loop before it"
         yield turned, f"{why}; {how}" if joined is not None else how
 
 
@@ -705,7 +705,7 @@ class Reader(WholeLanes):
             FORMATS.keys() & {*kinds}
         )  # blocks of one program that a loop stores
         if is_whole:
-            why = "an if differs between blocks, or tiles, of a loop: all of them compute both branches here"
+            why = "the condition of an if differs between blocks, or tiles, of a loop: npusim computes both branches"
             self.notes.append(f"{op.line}: {why}, and the time includes them")
         for body, here in ((op.body, every), (op.otherwise, ~every)):
             self._only = before if is_whole else here if before is None else before & here
@@ -881,8 +881,8 @@ class Reader(WholeLanes):
         zeros = (isinstance(x, Number) and not x.value for x in map(self.values.__getitem__, starts))
         is_sum = self.choices.is_fresh and not self.walks and _is_sum(op, list(zeros))
         if is_sum and self.choices.way("adds_tiles"):
-            why = "the products of its tiles are added one by one here, not in the matrix unit"
-            self.notes.append(f"{op.line}: a program adds up a part of a product alone: {why}")
+            why = "npusim adds the products of these tiles one by one, not in the matrix unit"
+            self.notes.append(f"{op.line}: each program adds up a part of a product: {why}")
             return False
         return is_sum and not any(map(self.choices.is_widened, _factors(op)))
 
@@ -1168,7 +1168,7 @@ class Reader(WholeLanes):
         if self.choices.is_apart:
             if any(w.done is not None for w in self.walks):
                 raise op.fail(
-                    "a second loop over tiles, beside one that skips tiles, is not supported; put it into a "
+                    "a kernel with a loop that skips tiles cannot have a second loop over tiles; put it into a "
                     "separate kernel"
                 )
             if any(" @ " in text for w in self.walks for text, _ in w.lines):

@@ -418,7 +418,7 @@ class View(Tensor):
     def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape along the axes of the view."""
         whole = np.asarray(values)
-        if whole.shape == self.described:  # what repeats is there once
+        if whole.shape == self.described:  # the values contain repeated elements once
             whole = whole[
                 tuple(
                     slice(None) if step or n == 1 else 0

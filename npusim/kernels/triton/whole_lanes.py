@@ -159,8 +159,8 @@ class WholeLanes(OwnElements, ABC):
             x.pointer = replace(tiles.pointer, base=base, steps=steps, of=view.name)
             text = f"filled('@{first.axes[0]}', {self.text(x.value)}, {self.choices.fmt(x.value.fmt)!r})"
             x.value = Floats(text, first.axes, x.value.fmt)
-            why = "a number that a program stores beside a column is stored for each of its rows here"
-            self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these")
+            why = "a program stores a number and a column; npusim stores the number once per row of the column"
+            self.notes.append(f"{x.line}: {x.of.partition('.')[0]}: {why}; the time includes these stores")
 
     def _places_of_lanes(self, op: Op, pointer: Pointers, mask: Known | None, source: View) -> Integers:
         """Return the offset of each lane in its tensor, (programs, iterations, lanes); -1 of a hidden one."""

@@ -136,7 +136,7 @@ class WholeNumbers(Arithmetic, ABC):
             low = float(given - HALF_BYTE)
             other = Number(low, literal(low), pointer.shape)
         self.notes.append(
-            f"{op.line}: {pointer.of}: bytes without a sign are stored here as signed ones that are 128 less; the "
+            f"{op.line}: {pointer.of}: npusim stores unsigned bytes as signed ones that are 128 less; the "
             "time includes adding 128"
         )
         self._load(op, replace(pointer, of=name), mask, other, "i8")
@@ -159,7 +159,7 @@ class WholeNumbers(Arithmetic, ABC):
         is_bytes = kind.startswith("f8") and shape_of(self.function.parameters[of])[1] == "i8"
         if not isinstance(tensor, IntegerTensor):
             if of in self.bytes_of and self.bytes_of[of] != (kind if is_bytes else ""):
-                raise op.fail(f"{of}: bytes of FP8 numbers and other ones are stored to a tensor; store one kind")
+                raise op.fail(f"{of}: the kernel stores both FP8 numbers and other bytes to one tensor; store one kind")
             return
         self.bytes_of[of] = kind if is_bytes else ""
         is_unknown = of in self.looked and (self._walk is not None or self.looked_at.get(of) is None)
@@ -359,7 +359,7 @@ class WholeNumbers(Arithmetic, ABC):
         kind = shape_of(op.type)[1]
         if kind not in WHOLE or not isinstance(x, Floats):
             raise op.fail(
-                f"converting floats to integers of {kind} is not supported here; allowed: blocks, to {', '.join(WHOLE)}"
+                f"converting this value to {kind} is not supported; blocks of floats can become {', '.join(WHOLE)}"
             )
         made = next((o for o in self._made if op.operands[0] in o.results), None)
         is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
@@ -383,10 +383,10 @@ class WholeNumbers(Arithmetic, ABC):
         if shape_of(op.type)[1] != "i8" or not isinstance(x, Floats) or not is_read:
             raise op.fail("converting floats to unsigned integers is supported only for blocks, to uint8, on GPUs")
         why = (
-            "floats are converted to unsigned integers of 16 bits (NaN and negative ones to 0, those above to "
-            "65535), of which a store"
+            "floats are converted to unsigned integers of 16 bits (NaN and negative values to 0, larger values to "
+            "65535), and a store"
         )
-        self.notes.append(f"{op.line}: {why} writes the low 8 bits, as compiled code for GPUs does")
+        self.notes.append(f"{op.line}: {why} writes their low 8 bits, as compiled code for GPUs does")
         cut = self._named(op, self._cut(op, x))
         text = f"where(compare({cut.text}, 0.0, 'ogt'), minimum({cut.text}, 65535.0), 0.0)"
         pad = None if x.pad is None or math.isnan(x.pad) else float(int(min(max(x.pad, 0.0), 65535.0)))
@@ -400,8 +400,8 @@ class WholeNumbers(Arithmetic, ABC):
     def _set_low_bits(self, op: Op, x: Floats) -> None:
         """Set whole numbers as 8-bit integers that are converted via 16-bit ones, with which the kernel continues."""
         why = (
-            "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0), of which a "
-            "store writes the low 8 bits"
+            "floats are converted to integers of 16 bits (values beyond the range to its limits, NaN to 0), and a "
+            "store writes their low 8 bits"
         )
         self.notes.append(f"{op.line}: {why}, as compiled code for GPUs does")
         given = self._named(op, x)
@@ -452,7 +452,7 @@ class WholeNumbers(Arithmetic, ABC):
         has_room = kind in WHOLE and 0 < x.most <= whole_limits(int(kind[1:]))[1]
         has_no_sign = x.wide is not None and 0 < x.most < 2 * HALF_BYTE and x.wide.text == x.text
         if has_no_sign and op.name == "arith.extsi":
-            raise op.fail("bytes that are loaded without a sign are read with one; convert them with .to(tl.int8)")
+            raise op.fail("bytes that are loaded as unsigned are used as signed; convert them with .to(tl.int8)")
         is_extended = op.name == "arith.extui" and not has_no_sign
         if kind not in WHOLE or (int(kind[1:]) < int(x.fmt[1:]) and not has_room) or is_extended:
             raise op.fail(
@@ -569,8 +569,8 @@ class WholeNumbers(Arithmetic, ABC):
             most = MOST_EXACT // max(1, self._largest(op.operands[0]) * self._largest(op.operands[1]))
             if not (is_zero or is_carried) or count > most:
                 why = f"tl.dot of integers adds {count:,} products" if is_zero or is_carried else "a tl.dot of integers"
-                why += f", of which float32 adds {most:,} exactly" if is_zero or is_carried else " is added to others"
-                raise op.fail(f"{why}, which is not supported; convert shorter products to float32 and add those")
+                why += f"; float32 adds only {most:,} exactly" if is_zero or is_carried else " is added to others"
+                raise op.fail(f"{why}; this is not supported: convert shorter products to float32 and add them")
             c = Number(0.0, "0.0", shape) if is_zero else c
         super()._tt_dot(op, a, b, c)
 

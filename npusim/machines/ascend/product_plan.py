@@ -137,7 +137,7 @@ def gemm_tiling(phase: Phase, fields: Any, group: AscendGroup) -> AscendTiling:
         if load % k:
             raise TilingError(f"{name if f.get(name) else 'load_k'}: {load} is not a multiple of block_k={k}")
     if all(loads) and max(loads) % min(loads):
-        raise TilingError(f"load_a: of {loads[0]} and load_b={loads[1]} one must be a multiple of the other")
+        raise TilingError(f"load_a: {loads[0]} must be a multiple of load_b={loads[1]}, or the reverse")
     _check_blocks("block_k", k, fmt)
     share_m, depth, share_n = (phase.sizes[axis] for axis in phase.product_axes(phase.stages[0].rows[0]))
     repeats = (share_m <= m and share_n > n, share_n <= n and share_m > m)

@@ -138,7 +138,9 @@ class Buffers:
         rows, cols = row + tile.rows, tile.stride
         if is_turned:
             if col or row or tile.cols != tile.stride:
-                raise ProgramError(f"{ring.name}: a part of a slot is loaded transposed, which has no text")
+                raise ProgramError(
+                    f"{ring.name}: a part of a slot is loaded transposed, which cannot be written as text"
+                )
             rows, cols = tile.cols, tile.rows
         key = (memory, ring.name, cols, tile.fmt, is_turned)
         if memory == "GM":
@@ -157,8 +159,9 @@ class Buffers:
         for (space, first), last in self.spans.items():
             if space == memory and first != begin and first < end and begin < last:
                 raise ProgramError(
-                    f"{title}: a part of its rows at a time (a slice of a vector core's rows) has no text; one slice "
-                    "has all rows with vector_rows= a core's rows, and tiles of as many keys as a head has columns"
+                    f"{title}: a part of its rows at a time (a slice of a vector core's rows) cannot be written as "
+                    "text; one slice has all rows with vector_rows= a core's rows, and tiles of as many keys as a head "
+                    "has columns"
                 )
         self.spans[memory, begin] = max(end, self.spans.get((memory, begin), 0))
         made = self._made(key, memory, title, tile.offset_bytes, 1, tile.rows, tile.stride, tile.fmt, 0)
@@ -187,7 +190,7 @@ class Buffers:
                 found.pitch, rest = divmod(slot_bytes, row_bytes)
                 if rest:
                     raise ProgramError(
-                        f"{title}: slots of {slot_bytes:,} bytes are no whole number of rows of {row_bytes:,} bytes"
+                        f"{title}: slots of {slot_bytes:,} bytes are not a whole number of rows of {row_bytes:,} bytes"
                     )
                 found.rows = found.pitch
         elif not found.pitch:
@@ -239,16 +242,18 @@ class Tensors:
         self.names, self.used = names, dict[str, GlobalTensor]()
 
     def name(self, tensor: GlobalTensor) -> str:
-        """Return the name of a tensor's parameter; raise `ProgramError` for an arrangement that has no text."""
+        """Return the name of a tensor's parameter; raise `ProgramError` if text cannot express its arrangement."""
         if tensor.name not in self.used:
             odd = [n for n, plain in _PLAIN.items() if getattr(tensor, n) != plain]
             odd += [n for n in ("view", "of") if getattr(tensor, n) is not None] + (["added"] if tensor.added else [])
             if tensor.role == "constant":
                 raise ProgramError(
-                    f"the constant {tensor.name} (a mask, or another matrix of the schedule) has no text"
+                    f"the constant {tensor.name} (a mask, or another matrix of the schedule) cannot be written as text"
                 )
             if odd:
-                raise ProgramError(f"the tensor {tensor.name} has an arrangement that has no text ({', '.join(odd)})")
+                raise ProgramError(
+                    f"the tensor {tensor.name} has an arrangement that cannot be written as text ({', '.join(odd)})"
+                )
             self.used[tensor.name] = tensor
         return self.names.of(("tensor", tensor.name), tensor.name)
 

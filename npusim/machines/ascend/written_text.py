@@ -150,7 +150,7 @@ class _KernelWriter:
         if phase.succession is not None:
             raise ProgramError(
                 f"{self.program.name}: a block begins while the last tiles of the block before are in progress; this "
-                "has no text yet: use -t pipeline=block"
+                "cannot be written as text yet: use -t pipeline=block"
             )
         shapes = shapes_of(phase)
         if len(shapes) > 1:
@@ -237,7 +237,7 @@ class _KernelWriter:
             self.notes.append("Blocks are all alike; core groups get them in the order of their place.")
         if None in texts.values():
             odd = next(symbol.name for symbol, text in texts.items() if text is None)
-            raise ProgramError(f"{self.program.name}: {odd} of its {count:,} blocks is no function with a text")
+            raise ProgramError(f"{self.program.name}: no formula gives {odd} for all {count:,} blocks")
         return [*lines, *(TextLine(f"{self._coordinate(symbol)} = {text}") for symbol, text in texts.items())]
 
     def _scope(self, core: str, streams: Streams, tasks: Sequence[TextLine]) -> tuple[Node, ...]:
@@ -395,7 +395,7 @@ class _KernelWriter:
         if isinstance(x, Tile):
             return self.buffers.of_tile(x).part(0, x.rows, 0, x.cols, Sum())
         if x.is_peek:
-            raise ProgramError(f"a read of ring {x.ring.name} before its turn has no text")
+            raise ProgramError(f"a read of ring {x.ring.name} before its turn cannot be written as text")
         buffer, (row, col) = self.buffers.of_ring(x, is_turned=is_turned), Buffers.place(x)
         rows, cols = (x.cols, x.rows) if is_turned else (x.rows, x.cols)
         generation = generations[self._numbers[id(x.ring)], x.is_producer]
@@ -405,7 +405,7 @@ class _KernelWriter:
     def _number(self, value: SupportsInt) -> Sum:
         """Return a coordinate with the names of its loops and of the block's own numbers."""
         if isinstance(value, Coordinate) and not value.is_affine:
-            raise ProgramError("a coordinate that is no sum of the numbers of loops has no text")
+            raise ProgramError("a coordinate that is not a sum of loop numbers cannot be written as text")
         made = Sum(constant_of(value))
         for symbol, factor in terms_of(value).items():
             made = made.plus(self.variables[symbol], factor)
@@ -428,7 +428,7 @@ class _KernelWriter:
     def _cross_id(self, e: Endpoint, *, is_ready: bool) -> int:
         ring = self.rings[e.ring_number]
         if ring.period != 1:
-            raise ProgramError(f"{ring.name}: a flag for several slots at a time has no text")
+            raise ProgramError(f"{ring.name}: a flag for several slots at a time cannot be written as text")
         key = "flag", e.ring_number, is_ready
         return self.ids.setdefault(key, sum(k[0] == "flag" and self._is_cross(k) for k in self.ids))
 
@@ -439,7 +439,9 @@ class _KernelWriter:
         """Return the pipe that sets a flag, the pipe that waits for it, and its number: one for each slot."""
         ring = self.rings[e.ring_number]
         if len(ring.producers) != 1 or len(ring.consumers) != 1:
-            raise ProgramError(f"{ring.name}: a ring of several producers or consumers in a core has no text")
+            raise ProgramError(
+                f"{ring.name}: a ring of several producers or consumers in a core cannot be written as text"
+            )
         ends = ring.producers[0], ring.consumers[0]
         source, target = ends if is_ready else ends[::-1]
         key = "flag", e.ring_number, is_ready

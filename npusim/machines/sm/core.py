@@ -363,7 +363,7 @@ class GroupFields(Tiling):
         default=None,
         ge=16,
         le=255,
-        description="registers of a thread that the compiler reports; default: those of its table, else an estimate",
+        description="registers of a thread that the compiler reports; default: from its table, else an estimate",
     )
     spilled_registers: int | None = Field(
         default=None,

@@ -59,8 +59,8 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
 #: group uses of its operands.
 MATRIX_BYTES = 32
-#: Number of columns of a left operand; compilers compute its rows concurrently with a product for which warps wait
-#: separately.
+#: Columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers compute
+#: the operand's rows during a product for which warps wait separately.
 GAP_COLUMNS = 16
 #: Bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
@@ -81,8 +81,8 @@ ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
-    """Return the share of work that, without other work, takes ``cycles``, and that uses parts of the core for the
-    given numbers of cycles.
+    """Return the share of work that takes ``cycles`` without other work and uses parts of the core for the given
+    numbers of cycles.
     """
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 

@@ -83,8 +83,8 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Q K^T of a tile and P V of the previous tile, for each group in turn, and the rows of the first group; each
-        #: with its lag in tiles.
+        #: Stages, their lag in tiles, and their groups: Q K^T of a tile and P V of the previous tile for each group in
+        #: turn, then the rows of all groups.
         self.cuts = (
             *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
             (loop[1:-1], 0, groups),

@@ -341,7 +341,7 @@ class Search:
             by_group[self.groups[index], point.get("schedule"), apart].append((self.setting.distance(point), index))
         count = 1 if self.options.needs_bits else SEEDS
         nearest = [sorted(near)[:count] for near in by_group.values()]
-        # so that soon a point of one part has a time
+        # in parts, so that some point has a time early
         for some in _parts([near[0][1] for near in nearest], self.options.jobs):
             if self.options.needs_bits:
                 self._compute_bits(workers, [(i,) for i in self._looked_at(workers, some)])

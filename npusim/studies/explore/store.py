@@ -101,7 +101,7 @@ class Store:
             self._insert(rows)
 
     def replace(self, about: Mapping[str, Any], rows: Iterable[Row]) -> None:
-        """Replace all other rows by these, with a new subject; else like `add`."""
+        """Remove all rows, and store these rows with a new subject, in the way of `add`."""
         with _sqlite_errors(self.path), self.connection:
             self.connection.execute("DELETE FROM points")
             _write_about(self.connection, about)

@@ -145,7 +145,7 @@ def repeated(step: Tree, depth: int, start: Tree | None = C) -> Any:
 
 
 def step_of(tree: Tree) -> Tree | None:
-    """Return the smallest step that, repeated, is this tree, including C; None if there is no such step."""
+    """Return the smallest step whose repetition is this tree, including C; None if there is no such step."""
     depth, subtrees = leaf_count(tree), {frozenset(leaves_of(t)): t for t in nodes(tree)} | {frozenset({0}): 0}
     start, size = C if C in leaves_of(tree) else None, 1
     while size < depth:
@@ -268,7 +268,7 @@ def in_words(tree: Tree) -> str:
     if found := as_chains(tree):
         count, run, size, how = found
         of = f"runs of {run} k in turn" if run * count < depth else f"{run} k"
-        each = "" if size == 1 else f", {size} products an addition"
+        each = "" if size == 1 else f", {size} products per addition"
         return f"{count} chains of {of if run > 1 else f'k = i, i + {count}, ...'}{each}, added {how}"
     return tree_text(tree)
 
