@@ -269,7 +269,7 @@ def _why(outcome: "CheckOutcome") -> "Iterator[str]":
 
 @app.verb(
     "validate",
-    ("npusim validate measured.yaml --band 0.15", "residuals; exit code 1 if one is outside"),
+    ("npusim validate measured.yaml --band 0.15", "residuals; exit code 1 if outside the band"),
     ("npusim validate measured.yaml --only 'fa_*'", "cases by name, schedule or device"),
     ("npusim validate --template > measured.yaml", "a file of timings to begin with"),
     ("npusim validate vectors.npz", "bits of a chip's matrix unit or whole kernels"),
