@@ -14,6 +14,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,8 @@ except ImportError:  # a system other than Unix: no locks
 
 
 VARIABLE = "NPUSIM_CACHE"
+#: When this process began to load npusim, in nanoseconds since the epoch.
+_BEGUN_NS = time.time_ns()
 _DIGEST = hashlib.sha256
 _DIGEST_BYTES = _DIGEST().digest_size
 
@@ -40,6 +43,17 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
     here = Path(__file__).parent
     files = ((f, f.stat()) for f in here.rglob("*.py"))
     return tuple(sorted((str(f.relative_to(here)), s.st_size, s.st_mtime_ns) for f, s in files))
+
+
+def is_loaded_code() -> bool:
+    """Return whether no file of npusim has changed since this process began to load them.
+
+    If one has, the process may run older code than the code that `package_stamp` describes.
+    """
+    here = Path(__file__).parent
+    with suppress(OSError):  # a file is gone
+        return all((here / name).stat().st_mtime_ns <= _BEGUN_NS for name, *_ in package_stamp())
+    return False
 
 
 @functools.cache

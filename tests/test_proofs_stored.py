@@ -59,6 +59,16 @@ def test_a_program_is_proved_once_until_a_file_of_the_package_changes(
     assert checked() == 2
 
 
+def test_a_process_whose_code_is_older_than_the_files_stores_no_proof(
+    checked: Count, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cache, "_BEGUN_NS", 0)  # as if a file had changed since
+    for _ in range(2):
+        built().check()
+    assert checked() == 2
+    assert not list(tmp_path.glob("*.proof"))
+
+
 def test_a_time_is_stored_by_method_and_content_of_l2(checked: Count, monkeypatch: pytest.MonkeyPatch) -> None:
     latency_us = built().latency_us()
     assert latency_us is not None

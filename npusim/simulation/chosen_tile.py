@@ -382,8 +382,9 @@ def remembered(
     """Return the JSON value of ``make`` for a call; a stored result comes from the cache folder.
 
     A stored result is valid until npusim's files change, or the outside files on which it depends: a schedule of
-    attention, a kernel, a machine, and all files that Python loaded for them.  A call with an object whose text
-    contains an address cannot be identified by its content: its result is not stored.
+    attention, a kernel, a machine, and all files that Python loaded for them.  A process that loaded npusim's files
+    before they changed stores no result.  A call with an object whose text contains an address cannot be identified by
+    its content: its result is not stored.
     """
     files, words = _outside_files(schedule, device, call), [*map(repr, call)]
     if any(" at 0x" in word for word in words) or (
@@ -401,7 +402,7 @@ def remembered(
     value = make()
     digests = outside.sources(files) if files else {}  # some may be loaded by now
     text = json.dumps([value, digests], default=repr)
-    if digests is not None and json.loads(text)[0] == value:
+    if digests is not None and json.loads(text)[0] == value and cache.is_loaded_code():
         cache.store(name, stamp, text.encode(), is_silent=True)
     return value
 

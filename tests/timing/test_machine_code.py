@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npusim.formats.reductions import normal_order
+from npusim.machines.decisions import StateLoop
+from npusim.machines.sm import compiled_rows
 from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work, loads_at_once
 
 NONE = 7
@@ -26,6 +28,15 @@ def test_code_without_scoreboards_takes_its_stalls() -> None:
     work = code_work(body, ALONE)
     assert work.alone_cycles == 4 + 5 + 2
     assert (work.issued, work.narrow, work.special, work.is_ahead) == (4, 1, 0, False)
+
+
+def test_loads_of_a_row_may_be_narrower_than_those_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of bfloat16 at odd addresses are loaded 2 bytes at a time, here in two parts, a scale of float32 at once."""
+    monkeypatch.setattr(compiled_rows, "_loads_of_tile", lambda _phase, _decided, width: {2: 9, 4: 5}[width])
+    parts = [word("LDG*2", 1, result=k) for k in (0, 1) for _ in range(4)]
+    code = [*parts[:4], word("FADD", 4, waits=1), *parts[4:], word("LDG*4", 1, result=2), word("FADD", 4, waits=6)]
+    body = " ".join(["loop", *code, word("BAR", 1), word("BAR", 1), word("STG*2", 1)])
+    assert compiled_rows._state_loop(body, None, None) == StateLoop(waits=2, near_waits=0, barriers=2)  # type: ignore[arg-type]
 
 
 def test_results_are_waited_for_by_their_scoreboards() -> None:

@@ -16,6 +16,9 @@ from npusim.kernels.triton.ttir_text import Line, Op
 from npusim.kernels.triton.values import Affine, Listed, constant
 from ttir.test_engines import Launch, check, in_turns, normal
 
+if find_spec("triton") is not None:
+    from ttir import loaded_kernels
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -126,9 +129,23 @@ def test_rows_go_by_loaded_numbers(launch: Launch, hw: str) -> None:
 
 def test_single_elements_by_a_list_are_said_to_be_timed_as_neighbours() -> None:
     launches = dict(rows())
-    why = "single elements that a list selects are timed as adjacent"
+    why = "single elements that a list selects: memory is timed as if they were adjacent"
     assert [n for n in check(launches["elements"], "h200").notes if why in n]
     assert not [n for n in check(launches["rows"], "h200").notes if why in n]
+
+
+def test_single_elements_that_follow_one_another_read_each_sector_once() -> None:
+    near = np.arange(1 << 14, dtype=np.int32)
+    near[5] = 6  # else the numbers are linear
+    far, cycles = np.random.default_rng(0).permutation(near), list[int]()
+    for i in (near, far):
+        words = {"X": np.zeros(i.size + 8, np.float32), "I": i, "Y": np.zeros(i.size, np.float32)}
+        with npusim.record() as calls:
+            loaded_kernels.offset_elements[(4,)](**words, B=i.size // 4, N=32, HOW="constant")
+        timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
+        assert timing is not None
+        cycles.append(timing.cycles)
+    assert cycles[0] < cycles[1]
 
 
 @pytest.mark.parametrize("how", ["constant", "rows"])

@@ -28,7 +28,7 @@ from npusim.kernels.triton.listed import (
     where_held,
     without_hidden,
 )
-from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View
+from npusim.kernels.triton.tensor_axes import NO_GROUPS, GatheredView, IntegerTensor, MaskView, View, run_of
 from npusim.kernels.triton.ttir_text import FORMATS, WHOLE, Line, Op, shape_of
 from npusim.kernels.triton.values import (
     AXES,
@@ -699,10 +699,8 @@ class Memory(ExactIntegers):
             listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
             if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
-                why = (
-                    "single elements that a list selects are timed as adjacent elements, not as one sector of "
-                    "memory each"
-                )
+                view = replace(view, run=run_of(np.array(view.listed, np.int64)))
+                why = "single elements that a list selects: memory is timed as if they were adjacent, not by sectors"
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
         return made

@@ -565,6 +565,12 @@ class GatheredView(View):
         return np.where((known[at] == row) & (offsets >= 0), first[at] * self.by_row + rest, -1)
 
 
+def run_of(listed: Integers) -> int:
+    """Return the average number of elements of a list that follow one another in memory."""
+    seen = listed[listed >= 0]
+    return max(1, round(seen.size / (1 + int(np.sum(np.diff(seen) != 1))))) if seen.size else 1
+
+
 def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> GatheredView:
     """Return the view of rows of another one by a table."""
     inner = [i for i in range(len(source.sizes)) if i not in along]

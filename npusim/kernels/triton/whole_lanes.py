@@ -19,7 +19,7 @@ from npusim.kernels.triton.kernel_draft import LaneReading
 from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.listed import MOST_LISTED
 from npusim.kernels.triton.own_elements import OwnElements
-from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
+from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered, run_of
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     Affine,
@@ -190,7 +190,7 @@ class WholeLanes(OwnElements, ABC):
         while True:
             number += 1
             name = f"{of}.lanes{number}"
-            view = replace(gathered(name, source, along, every), hidden=hidden, run=_run_of(listed))
+            view = replace(gathered(name, source, along, every), hidden=hidden, run=run_of(listed))
             known = self.arguments.get(name)
             is_like = isinstance(known, GatheredView) and known.is_like(view) and not is_new
             if known is None or is_like:
@@ -216,9 +216,3 @@ class WholeLanes(OwnElements, ABC):
 
     def _left_like(self, size: int, *, is_walked: bool) -> Integers | None:
         return None if self.choices.way("lanes") else super()._left_like(size, is_walked=is_walked)
-
-
-def _run_of(listed: Integers) -> int:
-    """Return the average number of elements of a list that follow one another in memory."""
-    seen = listed[listed >= 0]
-    return max(1, round(seen.size / (1 + int(np.sum(np.diff(seen) != 1))))) if seen.size else 1

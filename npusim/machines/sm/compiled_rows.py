@@ -374,14 +374,15 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
     """Return the loop of a body that stores a result for each tile and loads none ahead; None for any other.
 
     A compiler moves no load before a store that may access the same address, and where registers are few loads wait for
-    the results of earlier loads.  Loads of fewer bytes than the widest are those of a row's number, whose line earlier
-    iterations have read.
+    the results of earlier loads.  Loads of another width than that of most bytes are those of a row's number, whose
+    line earlier iterations have read.
     """
     is_loop, code = _read(body)
     names = Counter(x.name for x in code)
     if not is_loop or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
         return None
-    width = max(x.size_bytes for x in code if x.name == "LDG")
+    sizes = Counter(x.size_bytes for x in code if x.name == "LDG")
+    width = max(sizes, key=lambda size: (size * sizes[size], size))
     cycles, is_ahead = _waited(code, width, 1.0, 0.0)
     near = (_waited(code, width, 1.0, NEAR)[0] - cycles) / NEAR
     if is_ahead or not cycles:
@@ -392,7 +393,7 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
 
 def _waited(code: Sequence[MachineInstruction], width: int, far: float, near: float) -> tuple[float, bool]:
     """Return the time of a warp in the last of some rounds of a loop, if it passes only while the warp waits for loads,
-    and whether loads of a later round are under way then; ``far``, ``near``: times of the widest loads and of others.
+    and whether loads of a later round are under way then; ``far``, ``near``: times of loads of a width and of others.
     """
     ready, now, begin = [0.0] * SCOREBOARDS, 0.0, 0.0
     for _ in range(ROUNDS):
@@ -405,7 +406,7 @@ def _waited(code: Sequence[MachineInstruction], width: int, far: float, near: fl
 
 
 def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
-    """Return the number of loads of a lane for a tile of a loop, if the widest load has this number of bytes."""
+    """Return the number of loads of a lane for a tile of a loop, if each has this number of bytes."""
     each = WARP_LANES * decided.warps * decided.groups * width
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
     tiles = [phase.names[n] for n in read]
