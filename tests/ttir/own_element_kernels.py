@@ -62,3 +62,18 @@ def in_place_of_neighbours(X, Y, Lengths, n, SHIFT: tl.constexpr, B: tl.constexp
         x = tl.load(X + row * n + at, mask=(at >= 0) & (at < length), other=0.0)
         tl.store(X + row * n + cols, x + 1.0, mask=cols < length)
     tl.store(Y + row * n + tl.arange(0, B), tl.zeros([B], tl.float32))
+
+
+@triton.jit
+def in_place_and_again(X, Z, n, B: tl.constexpr):
+    """Rows of X, one element shorter each, minus their sums, which are stored over them and loaded again for Z."""
+    row, total = tl.program_id(0), tl.zeros([B], tl.float32)
+    for k in range(0, n, B):
+        cols = k + tl.arange(0, B)
+        total += tl.load(X + row * n + cols, mask=cols < n - row, other=0.0)
+    for k in range(0, n, B):
+        cols = k + tl.arange(0, B)
+        x = tl.load(X + row * n + cols, mask=cols < n - row, other=0.0)
+        tl.store(X + row * n + cols, x - tl.sum(total, 0), mask=cols < n - row)
+        y = tl.load(X + row * n + cols, mask=cols < n - row, other=0.0)
+        tl.store(Z + row * n + cols, y, mask=cols < n)

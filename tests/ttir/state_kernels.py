@@ -36,3 +36,12 @@ def columns_as_rows(x, out, stride, rows: tl.constexpr, columns: tl.constexpr):
     r = tl.program_id(1) * rows + tl.arange(0, rows)
     loaded = tl.load(x + h[:, None] + r[None, :] * stride).to(tl.float32)
     tl.store(out + h[:, None] * (tl.num_programs(1) * rows) + r[None, :], loaded)
+
+
+@triton.jit
+def last_sum(x, out, stride, count, block: tl.constexpr):
+    """Store the sum of a tile over that of the tile before it."""
+    for k in range(0, count, block):
+        c = k + tl.arange(0, block)
+        tile = tl.load(x + tl.program_id(0) * stride + c, mask=c < count, other=0.5)
+        tl.store(out + tl.program_id(0), tl.sum(tile, 0))

@@ -10,6 +10,7 @@ import pytest
 
 import npusim
 from npusim.errors import ProgramError
+from ttir.checked_launches import checked
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -93,3 +94,14 @@ def test_tiles_that_an_earlier_iteration_stored_are_refused() -> None:
     words = {"Y": np.zeros_like(x), "Lengths": lengths, "n": 29, "SHIFT": -8, "B": 8}
     with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: X"):
         _run("in_place_of_neighbours", "h200", x, **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_lanes_of_a_tensor_as_it_was_before_the_launch(hw: str) -> None:
+    x = _drawn(4, 29)
+    inside = np.arange(29) < 29 - np.arange(4)[:, None]
+    wide = np.where(inside, x.astype(np.float64), 0.0)
+    left = wide - wide.sum(1, keepdims=True)
+    wanted = {"X": np.where(inside, left, np.nan), "Z": np.where(inside, left, 0.0)}
+    words = {"X": x, "Z": np.zeros_like(x), "n": 29, "B": 8}
+    checked("own_element_kernels", "in_place_and_again", (4,), words, wanted, hw)

@@ -96,3 +96,14 @@ def test_loads_of_columns_read_whole_sectors(heads: int, length: int, columns: i
     measured_us = next(c["us"] for c in cases if (c["heads"], c["length"], c["columns"]) == own)
     timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
     assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(measured_us, rel=0.12)
+
+
+def test_loops_whose_results_no_separate_queue_stores_have_a_time() -> None:
+    from ttir import state_kernels as kernels
+
+    x, out = np.empty((9, 4 * 64), np.float32), np.empty((9, 4 * 64), np.float32)
+    with npusim.record() as calls:
+        kernels.chain[(4,)](x, out, 9, 4 * 64, block=64, num_stages=1)
+        kernels.last_sum[(4,)](np.empty((4, 29), np.float32), np.empty(4, np.float32), 29, 29, block=8)
+    for call in calls:
+        assert npusim.run(call, hw="h200", numerics=False).latency_us > 0

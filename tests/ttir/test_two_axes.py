@@ -117,3 +117,18 @@ def test_a_store_of_which_a_mask_hides_all_stores_nothing(hw: str, few: int) -> 
         wanted["Z"] = np.where(np.arange(5)[:, None] < few, lanes[:, :7], np.nan)
     done = _checked("of_few_rows", (2,), hw, wanted, **words)
     assert any("hides all elements in every program" in note for note in done.notes) == (few == 0)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_result_of_more_programs_than_the_first_one_is_judged(hw: str) -> None:
+    x, n = _drawn(8, 13), 13
+    rows, columns = np.arange(8)[:, None], np.arange(n)
+    lanes = np.full((8, 16), 0.5)
+    lanes[:, :n] = np.where(columns < n - rows, x, 0.5)
+    wanted = {"Y": np.where(rows // 2 % 2 == 0, 2 * lanes[:, :n], np.nan)}
+    wanted["Z"] = np.where(columns < n - 2, (lanes - lanes.sum(1, keepdims=True))[:, :n], np.nan)
+    words = {"X": x, "Y": np.zeros_like(x), "Z": np.zeros_like(x), "n": n, "B": 16, "BR": 2}
+    done = _checked("of_some_programs", (4,), hw, wanted, **words)
+    (other,) = done.numerics.others.values()
+    assert other.nan_count == 0
+    assert other.rmse < 1e-6

@@ -82,3 +82,14 @@ def of_few_rows(X, Y, Z, R, few, n, BR: tl.constexpr, B: tl.constexpr):
     x = tl.load(X + rows * n + columns, mask=(columns < 2) & (rows < R), other=0.5)
     tl.store(Y + rows * n + columns, x - tl.sum(x, 1)[:, None], mask=(columns < n) & (rows < R))
     tl.store(Z + rows * n + columns, x, mask=(columns < n) & (rows < few))
+
+
+@triton.jit
+def of_some_programs(X, Y, Z, n, B: tl.constexpr, BR: tl.constexpr):
+    """Rows of which the first ones are longer; Y has those of every other program, and Z has all."""
+    p, cols = tl.program_id(0), tl.arange(0, B)[None]
+    rows = p * BR + tl.arange(0, BR)[:, None]
+    x = tl.load(X + rows * n + cols, mask=cols < n - rows, other=0.5)
+    if p % 2 == 0:
+        tl.store(Y + rows * n + cols, 2.0 * x, mask=cols < n)
+    tl.store(Z + rows * n + cols, x - tl.sum(x, 1)[:, None], mask=cols < n - 2)

@@ -29,7 +29,7 @@ from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, refusing, shape_of
-from npusim.kernels.triton.values import ROWS, Tensor, number_of
+from npusim.kernels.triton.values import COLUMNS, ROWS, Tensor, number_of
 from npusim.program.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
@@ -655,7 +655,10 @@ class ExactLaunch:
                 programs |= set(product(*map(range, self.size))) if placed else set()
                 kept += placed.values()
                 continue
-            for (batch, head), span in computed.get(next(iter(placed)), {}).items():
+            # A program that stores nothing to the first result may store to another one with the same rows.
+            shape = next(iter(placed.values())).arranged.shape[:COLUMNS]
+            alike = [n for n, x in placed.items() if x.arranged.shape[:COLUMNS] == shape]
+            for (batch, head), span in ((at, x) for n in alike for at, x in computed.get(n, {}).items()):
                 programs |= {tuple(at) for at in grid.programs_of(batch, head, *span)[0]}
             kept += placed.values()
         if kept and (self._together is None or self._together[0] != kept):

@@ -575,7 +575,7 @@ def gathered(name: str, source: View, along: Group, listed: tuple[int, ...]) -> 
     """Return the view of rows of another one by a table."""
     inner = [i for i in range(len(source.sizes)) if i not in along]
     ones = (1,) * len(AXES)
-    view = GatheredView(name, ones, source.fmt, ones, source=source, along=along, listed=listed)
+    view = GatheredView(name, ones, source.fmt, ones, source=source, along=along, listed=listed, of=source.of)
     sizes, by = tuple(source.sizes[i] for i in inner), tuple(source.by[i] for i in inner)
     return replace(view, sizes=(len(listed), *sizes), by=(view.by_row, *by))
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
 from npusim.formats import stored_format
 from npusim.formats.layout.fragment import WARP_LANES
+from npusim.kernels.form.flow import is_visited
 from npusim.machines.decisions import Charge, CodeWork, StateLoop
 from npusim.machines.sm.core import (
     ALU,
@@ -379,7 +380,9 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
     """
     is_loop, code = _read(body)
     names = Counter(x.name for x in code)
-    if not is_loop or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
+    results = {n for s in phase.stages for n in s.written if n in phase.tensors}
+    is_of_tiles = any(is_visited(phase, n, phase.loop_axis) for n in results)
+    if not is_loop or not is_of_tiles or decided.stages < 2 or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
         return None
     sizes = Counter(x.size_bytes for x in code if x.name == "LDG")
     width = max(sizes, key=lambda size: (size * sizes[size], size))
