@@ -200,7 +200,7 @@ class _Root(Group):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # Errors in files that a user names are `NpusimError`; these errors are the machine's, such as a full disk.
+            # Errors in files that a user names are `NpusimError`; others come from the computer: a full disk.
             file = f" ({error.filename})" if error.filename else ""
             say(f"npusim: error: {error.strerror or error}{file}")
             code = 2

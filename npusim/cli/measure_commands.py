@@ -26,7 +26,7 @@ _SHOWN = 5
 
 @app.verb(
     "import",
-    ("npusim import --template > mapping.yaml", "a first mapping file of kernels to schedules"),
+    ("npusim import --template > mapping.yaml", "a first version of the file that maps kernels to schedules"),
     ("npusim import msprof PROF_DIR --map mapping.yaml -o measured.yaml", "op_summary*.csv"),
     ("npusim import msopprof OPPROF_DIR --map mapping.yaml", "OpBasicInfo.csv, PipeUtilization.csv"),
     ("npusim import ncu profile.csv --map mapping.yaml", "ncu --csv --page raw, or details"),

@@ -90,7 +90,7 @@ class StaysSpec(SpecModel):
     whole_factor: Positive = Field(description="share of the capacity up to which all inputs stay")
     none_factor: Positive = Field(
         description=(
-            "share of the capacity from which on no input stays; between the two shares, the part of the "
+            "share of the capacity above which no input stays; between the two shares, the part of the "
             "inputs that stays falls linearly"
         )
     )
@@ -130,7 +130,8 @@ class L2Spec(SpecModel):
     same_data_cores_count: PositiveWhole | None = Field(
         default=None,
         description=(
-            "number of cores from which on `same_data_factor` applies in full; for fewer cores it applies in proportion"
+            "smallest number of cores for which `same_data_factor` applies in full; for fewer cores it applies in "
+            "proportion"
         ),
     )
     stays: StaysSpec | None = Field(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from npusim.config.packaged import read_table
 
-#: Origins of registers that are not a compiler's.
+#: Origin of a number of registers that no compiler reported.
 ESTIMATED = "estimated"
 #: Columns of an architecture's table of registers that identify the kernel of a row.
 _KERNEL_COLUMNS = ("schedule", "dtype", "head_dim", "causal", "block_q", "block_kv", "stages", "warps")

@@ -40,7 +40,7 @@ class Experts(SpecModel):
     width: PositiveInt = Field(description="width inside one expert")
     shared_width: NonNegativeInt = Field(default=0, description="width inside the experts that every token uses")
     dense_layers: NonNegativeInt = Field(
-        default=0, description=("number of layers with a dense FFN, of width intermediate")
+        default=0, description=("number of layers with a dense FFN, whose width is `intermediate`")
     )
 
     @model_validator(mode="after")

@@ -108,7 +108,7 @@ def digest_of(file: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in words, with its kind if the words are not npusim's."""
+    """Return an error in words, with its kind if npusim did not write the words."""
     near = ""
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         near = suggest(error.name, [name for name in dir(error.obj) if not name.startswith("_")]).partition("; ")[0]

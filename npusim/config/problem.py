@@ -170,7 +170,7 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 
 
 class Sizes(SpecModel):
-    """Sizes of a computation, created in code and from options; a fault is the user's, and raises `SpecError`.
+    """Sizes of a computation, created in code and from options; a fault of the user raises `SpecError`.
 
     Facts about a problem that runs request; this class states them for problems without bits or inputs.
     """

@@ -390,7 +390,7 @@ MOST_ELEMENTS, MOST = 1024, 64
 def declared(tiling: type[Tiling]) -> dict[str, tuple[Number, ...]]:
     """Return the space that a schedule's fields of its tile declare: choices, and doublings between a field's limits.
 
-    A field whose default is chosen by a rule has the word for it, or None.
+    For a field whose default a rule chooses, the value is the rule's word, or None.
     """
     of_tile = (field for field in tiling_fields(tiling) if field.kind == "tile")
     axes = {field.name: _declared(field, type(field.default)) for field in of_tile}

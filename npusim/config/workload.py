@@ -61,7 +61,7 @@ class TensorFile(SpecModel):
 class Workload(CallFields):
     """Shapes of a model's attention and of the rest of its layer, for all devices together.
 
-    ``heads`` and ``kv_heads`` are the layer's; `problem` divides them by ``tensor_parallel``.
+    ``heads`` and ``kv_heads`` are those of the whole layer; `problem` divides them by ``tensor_parallel``.
     """
 
     schema_id: Literal["npusim.workload/1"] = Field(alias="schema", description="schema of this file")

@@ -65,7 +65,8 @@ BINARY, BINARY_POLYNOMIAL = (
     ),
 )
 LN2 = _bits(0x3F317218)
-#: log1pf: patterns from which the exponent of 1 + x counts, and of 4; its polynomial, of the rest.
+#: log1pf: the bit pattern from which the exponent of 1 + x is counted, and the bit pattern of 4; the coefficients of
+#: the polynomial in the remaining factor.
 LOG1P_FROM, LOG1P_FOUR = np.uint32(0x3F400000), np.uint32(0x40800000)
 LOG1P_POLYNOMIAL = tuple(
     map(
@@ -83,7 +84,7 @@ TANH_POLYNOMIAL = tuple(map(_bits, (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9
 #: expf: x log2(e) / 252 + 1/2, clamped to [0, 1], times 252, rounded down, is the power of two; log2(e) has two parts.
 EXP_SHARE, EXP_STEPS, EXP_SHIFT, EXP_BACK = map(_bits, (0x3BBB989D, 0x437C0000, 0x4B400001, 0xCB40007F))
 LOG2_E_LOW = _bits(0x32A57060)
-#: erff: the argument from which on the result is 1 - 2**p; the coefficients of p, and of the polynomial in x**2 for
+#: erff: the smallest argument whose result is 1 - 2**p; the coefficients of p, and of the polynomial in x**2 for
 #: smaller arguments, both from the highest power.
 ERF_LARGE = _bits(0x3F8060FE)
 ERF: Array = np.array(

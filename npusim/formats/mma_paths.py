@@ -95,7 +95,7 @@ class Multiplier:
         self.unit = unit
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return prepared contiguous matrices of A or B, float32 or float64; ``scale``: of each block along k."""
+        """Return prepared contiguous matrices of A or B, float32 or float64; ``scale``: one per block along k."""
         return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:

@@ -207,7 +207,7 @@ def odd_sum(columns: Sequence[Array]) -> Array:
 
 
 def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, unit: AdditionTree | None = None) -> Array:
-    """Return float64 values, exact or rounded to odd, rounded to a format of at most 24 significand bits.
+    """Round float64 values to a format of at most 24 significand bits; the values are exact, or were rounded to odd.
 
     ``kept``: number of fraction bits, None for that of the format; ``unit`` states the rules for overflow and for
     subnormal results.  NaN and Inf are unchanged.

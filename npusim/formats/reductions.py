@@ -20,9 +20,9 @@ Order = Literal["sequential", "tree_halves", "vector_lanes", "four_chains", "mma
 ORDERS: tuple[str, ...] = ("sequential", "tree_halves", "vector_lanes", "four_chains", "mma_lanes")
 #: Accumulators of ``four_chains``.
 CHAINS = 4
-#: The number of adjacent elements of a row in each lane, and the numbers of lanes and warps: for a product's fragment
-#: (PTX ISA, m16n8 and wgmma); the order of any other layout states them, and the adjacent columns of a warp if its
-#: lanes repeat.
+#: The number of adjacent elements of a row in each lane, and the numbers of lanes and warps. The first constant is for
+#: a product's fragment (PTX ISA, m16n8 and wgmma). For any other layout the name of the order states these numbers,
+#: and the number of adjacent columns of a warp if lanes repeat.
 MMA_LANES, LANES = (2, 4, 1), re.compile(r"(?:lanes|trees)_(\d+)x(\d+)x(\d+)(?:_(\d+))?")
 _TREES = "trees_"
 #: Sums of rows, and then of these sums: the order of the rows' sums, the length of the rows, and the order of the sums

@@ -23,8 +23,8 @@ class GemmAllReduceTiling(OverlapTiling):
     collective: str = Field(
         default="auto",
         description=(
-            "driver that moves the bytes, one of the node's file; auto: mc2, CANN's fused kernel, if the "
-            "file has it, else the first one"
+            "driver in the node's file that moves the bytes; auto: mc2, CANN's fused kernel, if the file has it, "
+            "else the first driver"
         ),
     )
 

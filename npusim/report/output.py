@@ -62,7 +62,7 @@ def kept_run(word: str) -> Path | None:
 def check_writable(folder: Path, digest: str | None = None) -> None:
     """Raise `OutputError` if a run cannot be written to ``folder``; the check creates no file.
 
-    ``digest`` is the run's: a folder with another run is refused; None: any run in the folder will be replaced. Call
+    ``digest`` identifies the run: a folder with another run is refused; None: any run in the folder is replaced. Call
     this before a long simulation.
     """
     target = _check_target(folder)

@@ -47,7 +47,7 @@ def figures_document(result: RunData, timeline: Timeline) -> dict[str, object]:
 def load_figures(folder: Path) -> dict[str, Any] | None:
     """Return the figures of a result's folder; None if it has no figures.
 
-    Raises `SpecError` if the file is not npusim's, or is of another version.
+    Raises `SpecError` if npusim did not write the file, or is of another version.
     """
     file = folder / FIGURES_FILE
     if not file.exists():

@@ -121,7 +121,7 @@ _bits, _output = (partial(_option, panel) for panel in _SHOWN)
 NEEDS: Mapping[str, str] = MappingProxyType(
     {
         "workload": "--problem already states the sizes; remove these options",
-        "model": "--problem already states the sizes, and they are not a model's; remove these options",
+        "model": "--problem already states the sizes, without a model; remove these options",
         "attention": (
             "these options are for schedules of attention, and this schedule computes no attention; remove them"
         ),

@@ -117,7 +117,7 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("after", "count", "reason"),
     [
-        ("if 2 * t < tiles:\n                        pass", "tiles", "in no fixed distance of the ends"),
+        ("if 2 * t < tiles:\n                        pass", "tiles", "from both ends of the loop is not fixed"),
         ("if t == 40:\n                        break", "tiles", "Break is code that a proof does not follow in a loop"),
         ("T.set_flag('V', 'MTE3', t)", "tiles", "a growing integer is used where npusim needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),

@@ -251,7 +251,7 @@ def test_floats_beyond_an_integer_type_are_its_limits_and_zero_has_no_sign(hw: s
     why = (
         why
         if converted == bits
-        else "floats are converted to integers of 16 bits (beyond the range to its limits, NaN to 0)"
+        else "floats are converted to integers of 16 bits (values beyond the range to its limits, NaN to 0)"
     )
     assert [n for n in done.notes if why in n]
 

@@ -436,7 +436,7 @@ def attention_tasks(
 
     ``first`` is the number of the first task, ``after`` the task with the token's Q, K and V.
 
-    Raises `TilingError` if the node's file lacks a link to the host, or its cores, for the strategy.
+    Raises `TilingError` if the node's file lacks the link to the host, or the host's cores, that the strategy needs.
     """
     check_host(device, strategy)
     problem = p.attention

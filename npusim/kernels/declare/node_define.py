@@ -71,8 +71,7 @@ class CollectiveTiling(Tiling):
     """Driver and mode of the collective."""
 
     collective: str = Field(
-        default="auto",
-        description=("driver that moves the bytes, one of those in the node's file; auto: the first one"),
+        default="auto", description=("driver in the node's file that moves the bytes; auto: the first driver")
     )
     algorithm: Literal["auto", "mesh", "ring", "halving_doubling"] = Field(
         default="auto",

@@ -87,7 +87,7 @@ class Growth:
         elif turn is not None and of_length == -of_iteration:
             self.after = max(self.after, turn.end - turn.iteration + math.ceil(value / of_iteration) + slack)
         else:
-            self.refuse("a condition changes its answer at an iteration that is in no fixed distance of the ends")
+            self.refuse("a condition changes at an iteration whose distance from both ends of the loop is not fixed")
 
 
 class Growing:

@@ -1019,7 +1019,7 @@ class Arithmetic(Draft, ABC):
         if is_reversed:
             self._check_hidden(op, x, "sum", 0)  # hidden elements are added first
         if order and not has_one:
-            how = f"compiled code uses {order}; here each of {WARP} lanes has one element"
+            how = f"compiled code uses {order}; npusim assumes one element in each of {WARP} lanes"
             self.notes.append(f"{op.line}: the order of these cumulative sums is assumed: {how}")
         self._bind(op, Floats(f"{self.text(x)}.cumsum({direction})", x.axes, x.fmt))
 

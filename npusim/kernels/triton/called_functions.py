@@ -27,7 +27,7 @@ CHOICES = (
     ),
     *("arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf"),
 )
-#: Branches one behind the other: a loop of blocks has no end of them.
+#: Largest number of successive branches: a loop of blocks has no end.
 MOST_BRANCHES = 8
 
 

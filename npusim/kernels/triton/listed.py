@@ -403,7 +403,7 @@ def compared_as_stairs(op: Op, relation: str, a: Listed | Affine, b: Listed | Af
     if (stairs := _stairs(values.reshape(*values.shape[:2], -1))) is None:
         return None
     count, base = stairs
-    first = other.base + (relation in ("sgt", "sle"))  # the number that begins with the first x behind the equal ones
+    first = other.base + (relation in ("sgt", "sle"))  # the number that begins with the first x after the equal ones
     steps = tuple(int(i == axis) - count * s for i, s in enumerate(other.steps))
     difference = Affine(base - count * first, steps, _shape(a, b))
     return Condition((("sge" if relation in ("sge", "sgt") else "slt", difference),))

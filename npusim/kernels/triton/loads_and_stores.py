@@ -1098,7 +1098,7 @@ class Memory(ExactIntegers):
         made = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
         if made is pointer:
             return pointer, mask
-        why = "the result has a row for each row that the mask hides; its values are not elements of the tensor"
+        why = "the result also contains rows that the mask hides, whose values the tensor does not contain"
         self.notes.append(f"{op.line}: {pointer.of}: {why}")
         return made, bounds
 
@@ -1113,7 +1113,7 @@ class Memory(ExactIntegers):
             text = f"filled('@', {value.text}, {self.choices.fmt(fmt)!r})"
             value = self._named(op, Floats(text, (None,) * len(pointer.shape), fmt), "value")
         if not isinstance(pointer, Pointers) or not isinstance(value, Floats):
-            raise op.fail("tl.store supports blocks of floats only here, not integers or masks")
+            raise op.fail("this tl.store can store only blocks of floats, not integers or masks")
         of = argument_of(pointer)
         value = self._without_sign(op, of, value)
         self._result_of(op, of, value.fmt)

@@ -126,7 +126,7 @@ class WholeLanes(OwnElements, ABC):
             why = "npusim treats the lanes of the blocks as a tensor in memory, also those that a mask hides"
             self.notes.append(f"{op.line}: {of}: {why}; the time includes these")
             if does == "stores" and np.any(tiles.holds < 0):
-                why = "lanes that the mask hides are of the result here; their values are of no element of the tensor"
+                why = "the result also contains lanes that the mask hides, whose values the tensor does not contain"
                 self.notes.append(f"{op.line}: {of}: {why}")
         base, steps = tiles.pointer.base * view.by_row, tuple(s * view.by_row for s in tiles.pointer.steps)
         shape = () if is_one else tiles.pointer.shape

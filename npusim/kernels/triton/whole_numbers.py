@@ -151,7 +151,7 @@ class WholeNumbers(Arithmetic, ABC):
     def _said_as(self, op: Op, of: str, kind: str) -> None:
         """Record integers that are stored here as floats."""
         if WHOLE.get(kind, "int8") != "int8":
-            self.notes.append(f"{op.line}: {of}: integers of {kind} are {WHOLE[kind]} here, exact up to 2^24")
+            self.notes.append(f"{op.line}: {of}: npusim stores integers of {kind} as {WHOLE[kind]}, exact up to 2^24")
 
     def _result_of(self, op: Op, of: str, kind: str) -> None:
         """Convert a tensor of integers to a tensor to which values of tiles are stored."""
@@ -169,7 +169,7 @@ class WholeNumbers(Arithmetic, ABC):
                 "the kernel"
             )
         if is_bytes:
-            self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and these are the values here")
+            self.notes.append(f"{op.line}: {of}: the stored bytes are FP8 numbers, and so are the results of npusim")
         elif kind not in WHOLE and kind not in EXACT:
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
@@ -684,7 +684,7 @@ class WholeNumbers(Arithmetic, ABC):
         self.values[op.results[1]] = place
         if not is_hidden or (x.pad is not None and math.isfinite(x.pad)):
             self._places[place.text] = index, is_hidden
-        self.notes.append(f"{op.line}: a maximum with its index is computed here as two maxima; NaN has no index")
+        self.notes.append(f"{op.line}: npusim computes a maximum with its index as two maxima; NaN has no index")
 
     def _first_hidden(self, op: Op, axis: str | None) -> int:
         """Return the first element along an axis that a mask hides, if it is the same in all programs and loads."""
@@ -743,7 +743,7 @@ def _number(op: Op, x: Affine, shape: tuple[int, ...]) -> Number:
     """Return an integer that is the same in all programs as a number; refuse one that float32 cannot represent."""
     integer = int(x.base.flat[0])
     if int(np.float32(integer)) != integer:
-        raise op.fail(f"{integer} is an integer of a tile, which is float32 here and cannot represent it")
+        raise op.fail(f"{integer} is an integer of a tile; npusim uses float32 for it, which cannot represent it")
     return Number(value := float(integer), literal(value), shape)
 
 

@@ -214,7 +214,7 @@ def move(label: str, queue: str, dst: Operand, src: Operand, name: str = "") -> 
 
 
 def compute(label: str, queue: str, steps: Sequence[Step], work: VectorWork | None = None) -> TileOp:
-    """Return one queue entry of the unit behind ``queue``."""
+    """Return one queue entry of the unit that executes ``queue``."""
     return TileOp(label, queue, queue, tuple(steps), work=work)
 
 

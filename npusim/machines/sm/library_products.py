@@ -23,8 +23,8 @@ MOST_STAGES = 16
 SPLIT_CYCLES, PART_BYTES = 6100.0, 2157.0
 #: Alignment of rows that asynchronous copies move (CUDA C++ Programming Guide, asynchronous copies).
 ALIGNED_BYTES = 16
-#: Numbers of tiles along the shorter side of C, and the number of adjacent tiles that a band has from each on (CUTLASS
-#: 0046e366, gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
+#: Smallest number of tiles along the shorter side of C for a band's width, and this width in tiles (CUTLASS 0046e366,
+#: gemm/kernel/tile_scheduler_params.h, get_log_swizzle_size).
 BANDS = ((6, 8), (3, 4), (2, 2))
 #: Elements of a piece of k, and number of pieces in shared memory, for kernels before sm_80 and since (CUTLASS,
 #: default_gemm_configuration.h).

@@ -120,7 +120,7 @@ class Automaton:
         #: States by number, and numbers of states: a walk compares numbers, because a state has an entry per endpoint.
         self._states: list[State] = []
         self._numbers: dict[State, int] = {}
-        #: For each node, the endpoints that it moves with the distances, and the number of the state after it.
+        #: For each node: the endpoints that the node moves, with their distances, and the number of the next state.
         self._moves: list[tuple[tuple[tuple[int, int], ...], int]] = []
         #: For each loop with an opaque count, by its id: its count in the current block, the iteration from which its
         #: states repeat, and the length of the cycle.

@@ -222,7 +222,7 @@ def note_pair(p: Program, m: EngineState, s: Snapshots, member: int, at: int, ou
 
 @inline
 def note_dispatcher(m: EngineState, s: Snapshots, d: int, moment: int, out: Ints, start: int) -> int:
-    """Write the position of dispatcher ``d``, without the iterations left."""
+    """Write the position of dispatcher ``d``, but not its number of remaining iterations."""
     n = start
     out[n] = m.dispatcher[d].pending
     n += 1

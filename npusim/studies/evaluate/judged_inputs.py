@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from npusim.config.problem import AnyProblem, Problem
 
-#: Sizes that no tile divides, of queries and keys; numbers of keys of the other small calls.
+#: Numbers of queries and keys that are not multiples of a tile; number of keys of the other small calls.
 ODD, SMALL = (67, 131), 64
 #: Largest size of a product's other calls.
 LARGEST = 256

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.op import TileOp
     from npusim.program.timing.engine_arrays import Ints
 
-#: One side of a ring: its name, and whether it is the producer's.
+#: One side of a ring: the ring's name, and whether it is the side of the producer.
 Side = tuple[str, bool]
 #: A time long before a body begins.
 LONG_BEFORE = -(1 << 62)

@@ -82,7 +82,7 @@ def products_in(tree: Tree) -> dict[str, Change]:
     products = {
         "exact": plain,
         "rounded, then added": rounded,
-        "exact but the first of a chain": trees.first_rounded(plain),
+        "exact, except that the first of a chain is rounded": trees.first_rounded(plain),
     }
     return {words: {"tree": t} for words, t in products.items() if t != plain or words == "exact"}
 

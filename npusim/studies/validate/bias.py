@@ -34,7 +34,9 @@ class Measure(NamedTuple):
 
 
 class ErrorComponent(NamedTuple):
-    """An error's component along some weights, relative to these, by head, and its standard error over rows."""
+    """Component of an error along given weights, for each head, relative to the weights; and its standard error over
+    rows.
+    """
 
     value: Doubles
     error: Doubles
