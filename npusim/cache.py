@@ -46,14 +46,11 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
 
 
 def is_loaded_code() -> bool:
-    """Return whether no file of npusim has changed since this process began to load them.
+    """Return whether `package_stamp` describes files that are as old as this process's first import of npusim.
 
-    If one has, the process may run older code than the code that `package_stamp` describes.
+    A file that changed between that import and the stamp has a new state in the stamp, and its old code in the process.
     """
-    here = Path(__file__).parent
-    with suppress(OSError):  # a file is gone
-        return all((here / name).stat().st_mtime_ns <= _BEGUN_NS for name, *_ in package_stamp())
-    return False
+    return all(changed_ns <= _BEGUN_NS for _, _, changed_ns in package_stamp())
 
 
 @functools.cache

@@ -24,14 +24,14 @@ def test_a_choice_is_read_back_until_a_file_of_the_package_changes(monkeypatch: 
         chosen_tile._choice.cache_clear()
         return chosen_tile.choose_tile(plan_of(Request("flash", seq=320, tensor_parallel=8, **request)))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "package_stamp", lambda: "one state of the files")
+    monkeypatch.setattr(cache, "package_digest", lambda: b"one state of the files")
     first = chosen()
     monkeypatch.setattr(chosen_tile, "_tried_out", refuse)
     assert chosen() == first != chosen_tile.TileChoice()
     for other in ({"l2": "warm"}, {"overrides": {"flags.cross_core_latency_cycles": 12345}}, {"causal": False}):
         with pytest.raises(SpecError, match="tried anew"):
             chosen(**other)
-    monkeypatch.setattr(cache, "package_stamp", lambda: "another")
+    monkeypatch.setattr(cache, "package_digest", lambda: b"another")
     with pytest.raises(SpecError, match="tried anew"):
         chosen()
     chosen_tile._choice.cache_clear()
