@@ -293,7 +293,7 @@ def test_a_tensor_that_a_loop_stores_where_it_loads_it_is_in_place(hw: str) -> N
     _, made = _run("normed_in_place", (6,), hw, X=x, N=100, B=32, AGAIN=False)
     weights = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
     assert np.abs(made["X"] - weights / weights.sum(1, keepdims=True)).max() < 1e-6
-    with pytest.raises(ProgramError, match="X is loaded after a store to it"):
+    with pytest.raises(ProgramError, match="X is stored to and also accessed elsewhere"):
         _run("normed_in_place", (6,), hw, X=x, N=100, B=32, AGAIN=True)
 
 
