@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from npusim.formats.reductions import normal_order
-from npusim.machines.decisions import StateLoop
+from npusim.machines.decisions import GpuDecisions, StateLoop
 from npusim.machines.sm import compiled_rows
 from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work, loads_at_once
 
@@ -36,7 +39,19 @@ def test_loads_of_a_row_may_be_narrower_than_those_of_its_number(monkeypatch: py
     parts = [word("LDG*2", 1, result=k) for k in (0, 1) for _ in range(4)]
     code = [*parts[:4], word("FADD", 4, waits=1), *parts[4:], word("LDG*4", 1, result=2), word("FADD", 4, waits=6)]
     body = " ".join(["loop", *code, word("BAR", 1), word("BAR", 1), word("STG*2", 1)])
-    assert compiled_rows._state_loop(body, None, None) == StateLoop(waits=2, near_waits=0, barriers=2)  # type: ignore[arg-type]
+    monkeypatch.setattr(compiled_rows, "is_visited", lambda *_: True)
+    phase: Any = SimpleNamespace(stages=[SimpleNamespace(written={"o"})], tensors={"o": None}, loop_axis="row")
+    made = compiled_rows._state_loop(body, phase, GpuDecisions(stages=2))
+    assert made == StateLoop(waits=2, near_waits=0, barriers=2)
+
+
+def test_a_loop_of_several_rows_waits_for_the_loads_of_each() -> None:
+    """A compiler that unrolls a loop over rows puts the load of a row after the store of the previous one."""
+    row = [word("LDG*16", 1, result=0), word("FMUL", 4, waits=1), word("STG*16", 1)]
+    one, four = (code_work(" ".join(["loop", *row * n, word("BRA", 5)]), ALONE, n) for n in (1, 4))
+    assert four.alone_cycles <= one.alone_cycles < 20
+    assert code_work(" ".join(["loop", *row * 4]), ALONE).alone_cycles > 3 * 262
+    assert (one.issued, four.issued) == (4, 4)
 
 
 def test_results_are_waited_for_by_their_scoreboards() -> None:

@@ -173,24 +173,40 @@ def control_fields(control: int) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=256)  # one entry per kernel
-def code_work(body: str, core: RowCore) -> CodeWork:
-    """Return the work of a block's warps by the instructions of a body."""
+def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
+    """Return the work of a block's warps for a row by the instructions of a body of so many ``unrolled`` rows."""
     is_loop, code = _read(body)
     rounds = ROUNDS if is_loop else 1
-    alone = BlockWalk(code, core, FAR).last_round(rounds) - FAR
-    is_ahead = False
+    of_round = BlockWalk(code, core, FAR, unrolled).last_round(rounds)
+    alone, is_ahead = of_round - FAR * max(1, of_round // FAR if unrolled > 1 else 1), False
     if is_loop:
-        whole = BlockWalk(code, core, 0.0).last_round(rounds)
+        whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
         # a round loads the data of the next round, which hides most of the time of the loads
         if is_ahead := 2 * alone < whole:
             alone = whole
     names = Counter(x.name for x in code)
 
     def count(listed: frozenset[str]) -> int:
-        return sum(n for name, n in names.items() if name in listed)
+        return ceil_div(sum(n for name, n in names.items() if name in listed), unrolled)
 
-    counted = len(code), count(NARROW), names["MUFU"], count(SHARED), names["BAR"], count(LOCAL)
-    return CodeWork(max(1.0, alone), *counted, is_ahead)
+    counted = count(frozenset(names)), count(NARROW), count(frozenset({"MUFU"})), count(SHARED)
+    return CodeWork(max(1.0, alone / unrolled), *counted, count(frozenset({"BAR"})), count(LOCAL), is_ahead)
+
+
+def unrolled_rows(body: str, phase: Phase, decided: GpuDecisions) -> int:
+    """Return the number of rows that one round of a body's loop stores: compilers unroll loops over rows."""
+    is_loop, code = _read(body)
+    stored = Counter(x.size_bytes for x in code if x.name == "STG")
+    if not is_loop or not stored:
+        return 1
+    width = max(stored, key=lambda size: (size * stored[size], size))
+    lanes = WARP_LANES * decided.warps * decided.groups
+    each = 0
+    for tile in (phase.names[n] for s in phase.stages for n in s.written if n in phase.tensors):
+        count = prod(phase.sizes[a] for a in tile.axes)
+        if count > 1 or width == stored_format(tile.fmt).bytes_of(1):  # a number's store may have another width
+            each += ceil_div(stored_format(tile.fmt).bytes_of(count), lanes * width)
+    return max(1, stored[width] // max(1, each))
 
 
 def _read(body: str) -> tuple[bool, list[MachineInstruction]]:
@@ -214,11 +230,16 @@ class BlockWalk:
     A warp's instruction begins when the previous one's stall is over, its scoreboards are ready and its sub-core issues
     no other instruction.  Accesses to shared memory queue for the single pipe of the multiprocessor, and at a barrier a
     warp waits for the last one.  Loads that begin after the first load has arrived are served by L2: compilers put
-    loads of weights, which all blocks share, after those of the row.  A block ends when its last store has left.
+    loads of weights, which all blocks share, after those of the row.  In code of several ``rows``, loads after the last
+    store of a row are those of the next row.  A block ends when its last store has left.
     """
 
-    def __init__(self, code: list[MachineInstruction], core: RowCore, far: float) -> None:
+    def __init__(self, code: list[MachineInstruction], core: RowCore, far: float, rows: int = 1) -> None:
         self.code, self.core, self.far = code, core, far
+        stores = [at for at, x in enumerate(code) if x.name == "STG"]
+        self.last_stores = (
+            frozenset(stores[len(stores) // rows - 1 :: len(stores) // rows]) if rows > 1 else frozenset()
+        )
         self.waits = dict(core.waits)
         self.warps = [WarpState() for _ in range(core.warps)]
         self.issue, self.narrow, self.special = ([0.0] * core.subcores for _ in range(3))
@@ -273,6 +294,8 @@ class BlockWalk:
         if x.operands < SCOREBOARDS:
             warp.ready[x.operands] = max(warp.ready[x.operands], warp.now + core.others)
         warp.now += max(1, x.stall)
+        if warp.at in self.last_stores:
+            warp.has_come = False
         warp.at += 1
         if warp.at < len(self.code):
             awaited = {k for k in range(SCOREBOARDS) if self.code[warp.at].waits >> k & 1}
@@ -328,7 +351,8 @@ def with_code(
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
-    work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups))
+    unrolled = unrolled_rows(body, phase, tiling.decided) if is_persistent else 1
+    work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups), unrolled)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: there is no other charge for its start.
