@@ -45,3 +45,16 @@ def last_sum(x, out, stride, count, block: tl.constexpr):
         c = k + tl.arange(0, block)
         tile = tl.load(x + tl.program_id(0) * stride + c, mask=c < count, other=0.5)
         tl.store(out + tl.program_id(0), tl.sum(tile, 0))
+
+
+@triton.jit
+def scaled_rows(x, y, w, rows, columns, each: tl.constexpr, block: tl.constexpr, sums: tl.constexpr):
+    """Store rows times a vector: `reports.silicon.row_loops.scaled_rows`."""
+    at = tl.arange(0, block)
+    own = tl.load(w + at, mask=at < columns, other=0.0)
+    first = tl.program_id(0) * each
+    for i in range(first, tl.minimum(first + each, rows)):
+        row = tl.load(x + i * columns + at, mask=at < columns, other=0.0).to(tl.float32) * own
+        if sums:
+            row = row / (1.0 + tl.sum(row * row))
+        tl.store(y + i * columns + at, row.to(y.dtype.element_ty), mask=at < columns)
