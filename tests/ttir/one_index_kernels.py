@@ -53,3 +53,16 @@ def added_up(X, Y, R, n, BR: tl.constexpr, B: tl.constexpr):
         r = i + tl.arange(0, BR)[:, None]
         acc += tl.load(X + r * n + c[None], mask=(c[None] < n) & (r < R), other=0.0)
     tl.store(Y + c, tl.sum(acc, 0), mask=c < n)
+
+
+@triton.jit
+def next_ones(X, Y, R, n, BR: tl.constexpr, B: tl.constexpr):
+    """The largest of each row's elements and its next elements, and 1.25 behind the row's end."""
+    r = tl.program_id(0) * BR + tl.arange(0, BR)[:, None]
+    most = tl.full([BR, 1], 0.0, tl.float32)
+    for j in range(0, n, B):
+        c = j + tl.arange(0, B)[None]
+        v = tl.load(X + r * n + c, mask=(c < n) & (r < R), other=1.5)
+        w = tl.load(X + r * n + c + 1, mask=(c + 1 < n) & (r < R), other=1.25)
+        most = tl.maximum(most, tl.max(v * w, 1)[:, None])
+    tl.store(Y + r, most, mask=r < R)

@@ -54,3 +54,11 @@ def test_rows_in_blocks_are_added_up(rows: int, hw: str) -> None:
     x = normal(1, rows, 20)
     words = {"X": x, "Y": np.zeros(20, np.float32), "R": rows, "n": 20, "BR": 4, "B": 32}
     check("added_up", (1,), words, {"Y": x.sum(0)}, hw)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_block_that_begins_behind_the_first_element_of_the_only_row(hw: str) -> None:
+    x = normal(1, 1, 16)
+    following = np.append(x[0, 1:], np.float32(1.25))
+    words = {"X": x, "Y": np.zeros(1, np.float32), "R": 1, "n": 16, "BR": 2, "B": 16}
+    check("next_ones", (1,), words, {"Y": np.array([max(0.0, (x[0] * following).max())])}, hw)

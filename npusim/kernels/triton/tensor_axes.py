@@ -197,7 +197,7 @@ class View(Tensor):
         none.
         """
         wanted = self.by[group[0]] * self.sizes[group[0]]
-        return next(((i, *group) for i in self.rest if self.by[i] == wanted), None)
+        return next(((i, *group) for i in self.rest if i not in group and self.by[i] == wanted), None)
 
     def joined(self, axes: Sequence[int]) -> tuple[Group, ...]:
         """Return axes, outermost first, as groups: neighbours without a gap are one group."""
