@@ -17,7 +17,7 @@ from npusim.errors import ProgramError
 from npusim.formats.whole import whole_limits
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of
-from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, shape_of
+from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, reached, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
@@ -452,12 +452,7 @@ class Draft:
 
     def _made_of(self, name: str) -> list[str]:
         """Return a value and all values from which it is computed."""
-        seen, waiting = dict[str, None](), [name]
-        while waiting:
-            if (one := waiting.pop()) not in seen:
-                seen[one] = None
-                waiting += self._sources.get(one, ())
-        return list(seen)
+        return reached(name, self._sources)
 
     def _is_read_alone(self, of: str) -> bool:
         """Return whether no store of the kernel can be to a tensor."""

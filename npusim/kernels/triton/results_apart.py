@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, reached
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that remain if one of their inner operations remains, and operations with other kinds of stores.
@@ -81,13 +81,7 @@ def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
 
 def roots_of(name: str, sources: dict[str, list[str]]) -> set[str]:
     """Return the possible owners of a pointer: parameters, and values whose sources are not known."""
-    found, seen, rest = set[str](), set[str](), [name]
-    while rest:
-        if (one := rest.pop()) not in seen:
-            seen.add(one)
-            rest += sources.get(one, [])
-            found |= set() if one in sources else {one}
-    return found
+    return {one for one in reached(name, sources) if one not in sources}
 
 
 def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:

@@ -14,7 +14,7 @@ import numpy as np
 
 from npusim.kernels.triton.lane_elements import LaneElements
 from npusim.kernels.triton.listed import unlike_rows
-from npusim.kernels.triton.ttir_text import Op
+from npusim.kernels.triton.ttir_text import Op, reached
 from npusim.kernels.triton.values import (
     Affine,
     Condition,
@@ -94,11 +94,7 @@ class SameValues(LaneElements, ABC):
 
     def _integers_of(self, value: str) -> Iterator[Known]:
         """Yield the integers, addresses and masks that decide a value: those that its floats are computed from."""
-        names, waiting = set[str](), [value]
-        while waiting:
-            if (one := waiting.pop()) not in names:
-                names.add(one)
-                waiting += self._computed_from.get(one, ())
+        names = set(reached(value, self._computed_from))
         if isinstance(x := self.values.get(value), _OF_INDICES):
             yield x
         for op in self._made:

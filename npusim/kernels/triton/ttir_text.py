@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -307,6 +307,16 @@ def operand_shape(text: str) -> str:
     """Return the sizes of the first tensor that a text names: ``[16x32]``."""
     match = re.search(r"tensor<((?:\d+x)+)", text)
     return f"[{match[1][:-1]}]" if match else "[]"
+
+
+def reached(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a name and all names from which it follows, directly or through others; ``sources``: those of each."""
+    seen, waiting = dict[str, None](), [name]
+    while waiting:
+        if (one := waiting.pop()) not in seen:
+            seen[one] = None
+            waiting += sources.get(one, ())
+    return list(seen)
 
 
 @lru_cache(maxsize=4096)

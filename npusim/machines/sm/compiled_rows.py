@@ -5,7 +5,7 @@ conversions from float16 are multiplications, and loads are as wide as addresses
 follows from the code: each instruction states its stall and the results for which it waits.
 
 Source of these fields: bits 105 to 125 of the 128 bits of an instruction on sm_70 to sm_90, which NVIDIA does not
-document: 4 4 bits contain the cycles until the next instruction, 1 bit lets another warp issue first, 3 bits contain
+document: 4 bits contain the cycles until the next instruction, 1 bit lets another warp issue first, 3 bits contain
 the scoreboard that is set when the result exists, 3 bits the scoreboard that is set when operands are read, and 6 bits
 a mask of the scoreboards for which the instruction waits.
 """
@@ -42,7 +42,7 @@ from npusim.machines.sm.core import (
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from npusim.config.device import DeviceSpec
     from npusim.kernels.form.phase import Phase
@@ -196,17 +196,31 @@ def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
 def unrolled_rows(body: str, phase: Phase, decided: GpuDecisions) -> int:
     """Return the number of rows that one round of a body's loop stores: compilers unroll loops over rows."""
     is_loop, code = _read(body)
-    stored = Counter(x.size_bytes for x in code if x.name == "STG")
-    if not is_loop or not stored:
+    width, count = _widest(code, "STG")
+    if not is_loop or not count:
         return 1
-    width = max(stored, key=lambda size: (size * stored[size], size))
-    lanes = WARP_LANES * decided.warps * decided.groups
-    each = 0
-    for tile in (phase.names[n] for s in phase.stages for n in s.written if n in phase.tensors):
-        count = prod(phase.sizes[a] for a in tile.axes)
-        if count > 1 or width == stored_format(tile.fmt).bytes_of(1):  # a number's store may have another width
-            each += ceil_div(stored_format(tile.fmt).bytes_of(count), lanes * width)
-    return max(1, stored[width] // max(1, each))
+    results = {n: phase.names[n] for s in phase.stages for n in s.written if n in phase.tensors}
+    # a number's store may have another width
+    wide = {n for n, x in results.items() if _elements(phase, n) > 1 or stored_format(x.fmt).bytes_of(1) == width}
+    return max(1, count // _accesses_of(phase, wide, decided, width))
+
+
+def _widest(code: Sequence[MachineInstruction], name: str) -> tuple[int, int]:
+    """Return the bytes of a lane in those accesses of this name that move the most bytes, and their number."""
+    sizes = Counter(x.size_bytes for x in code if x.name == name)
+    width = max(sizes, key=lambda size: (size * sizes[size], size), default=0)
+    return width, sizes[width]
+
+
+def _elements(phase: Phase, name: str) -> int:
+    return prod(phase.sizes[a] for a in phase.names[name].axes)
+
+
+def _accesses_of(phase: Phase, names: Iterable[str], decided: GpuDecisions, width: int) -> int:
+    """Return the number of accesses of a lane to tiles, at least 1, if each has this number of bytes."""
+    each = WARP_LANES * decided.warps * decided.groups * width
+    sizes = [stored_format(phase.names[n].fmt).bytes_of(_elements(phase, n)) for n in names]
+    return max(1, sum(ceil_div(size, each) for size in sizes))
 
 
 def _read(body: str) -> tuple[bool, list[MachineInstruction]]:
@@ -408,8 +422,7 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
     is_of_tiles = any(is_visited(phase, n, phase.loop_axis) for n in results)
     if not is_loop or not is_of_tiles or decided.stages < 2 or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
         return None
-    sizes = Counter(x.size_bytes for x in code if x.name == "LDG")
-    width = max(sizes, key=lambda size: (size * sizes[size], size))
+    width, _ = _widest(code, "LDG")
     cycles, is_ahead = _waited(code, width, 1.0, 0.0)
     near = (_waited(code, width, 1.0, NEAR)[0] - cycles) / NEAR
     if is_ahead or not cycles:
@@ -434,11 +447,8 @@ def _waited(code: Sequence[MachineInstruction], width: int, far: float, near: fl
 
 def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
     """Return the number of loads of a lane for a tile of a loop, if each has this number of bytes."""
-    each = WARP_LANES * decided.warps * decided.groups * width
     read = {n for loop in phase.loops if loop.axis for s in loop.stages for n in s.read if n in phase.tensors}
-    tiles = [phase.names[n] for n in read]
-    sizes = [stored_format(tile.fmt).bytes_of(prod(phase.sizes[a] for a in tile.axes)) for tile in tiles]
-    return max(1, sum(ceil_div(size, each) for size in sizes))
+    return _accesses_of(phase, read, decided, width)
 
 
 def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
