@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 def graph_us(calls: Sequence[Callable[[], object]], rounds: int) -> float:
@@ -33,3 +36,9 @@ def graph_us(calls: Sequence[Callable[[], object]], rounds: int) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
     return float(median(times[2:]))
+
+
+def write_rows(rows: Sequence[Mapping[str, object]]) -> None:
+    """Write measured cases and the device's name to the file that the command line names."""
+    text = json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1)
+    Path(sys.argv[1]).write_text(text, encoding="utf-8")

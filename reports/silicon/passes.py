@@ -12,16 +12,13 @@ chain: a block loads a tile of float32 in each of 32 iterations, adds it to a st
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reports.silicon.graph_time import graph_us
+from reports.silicon.graph_time import graph_us, write_rows
 
 MIB = 1 << 20
 
@@ -98,8 +95,7 @@ def main() -> None:
             us = timed(chain, rows, x, out, 32, rows * block, block, warps=warps)
             case = {"warps": warps, "block": block, "rows": rows, "row_bytes": 4 * 32 * block}
             found.append({"kernel": "chain", **case, "us": us})
-    text = json.dumps({"device": torch.cuda.get_device_name(), "rows": found}, indent=1)
-    Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    write_rows(found)
 
 
 if __name__ == "__main__":

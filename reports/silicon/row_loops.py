@@ -9,16 +9,13 @@ median of three replays.  A program computes ``each`` rows of bfloat16 of ``colu
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reports.silicon.graph_time import graph_us
+from reports.silicon.graph_time import graph_us, write_rows
 
 #: Rows, columns, programs and warps.
 CASES = (
@@ -60,8 +57,7 @@ def main() -> None:
         for sums in (False, True):
             case = {"rows": rows, "columns": columns, "programs": programs, "warps": warps, "sums": sums}
             found.append({**case, "us": timed(programs, warps, *given, columns, sums)})
-    text = json.dumps({"device": torch.cuda.get_device_name(), "rows": found}, indent=1)
-    Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    write_rows(found)
 
 
 if __name__ == "__main__":

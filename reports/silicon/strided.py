@@ -9,16 +9,13 @@ median of three replays.  A program stores ``columns`` of bfloat16, 256 rows of 
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from reports.silicon.graph_time import graph_us
+from reports.silicon.graph_time import graph_us, write_rows
 
 ROWS = 256
 
@@ -47,8 +44,7 @@ def main() -> None:
             grid = heads // columns, length // ROWS
             case = {"heads": heads, "length": length, "columns": columns}
             found.append({**case, "us": timed(grid, x, out, heads, ROWS, columns)})
-    text = json.dumps({"device": torch.cuda.get_device_name(), "rows": found}, indent=1)
-    Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    write_rows(found)
 
 
 if __name__ == "__main__":
