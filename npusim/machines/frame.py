@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from npusim.errors import ProgramError, TilingError
 from npusim.formats import get_arithmetic, stored_format
 from npusim.formats.mma_arithmetic import row_for
+from npusim.identity import Itself
 from npusim.kernels.attention.tiling_mask import SeenMask
 from npusim.kernels.form.flow import conflicts, flow, is_visited, storage, views, widest
 from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, BySize, Ends, Stacked, Visit, WorkTile, choose, tensor_of
-from npusim.program.ir.content import Itself
 from npusim.program.ir.op import Attributes, Opcode
 from npusim.program.ir.opaque import indices, varying
 from npusim.program.ir.tile import GlobalTile

@@ -28,12 +28,13 @@ from npusim.config import outside
 from npusim.config.family import module_of
 from npusim.config.tiling import BEST, SEARCHED, build_tiling, declared, tile_fields, tiling_fields, word_of
 from npusim.errors import NpusimError, SpecError, TilingError, one_line
+from npusim.identity import Itself
 from npusim.kernels.declare.define import machine_class, machine_of
 from npusim.kernels.declare.registry import open_sizes
 from npusim.kernels.triton import is_launch
 from npusim.late_methods import dataclass
 from npusim.program.ir.check import check
-from npusim.program.ir.content import Itself, uncollected
+from npusim.program.ir.content import uncollected
 from npusim.program.ir.sameness import ProgramContent
 from npusim.program.timing import method_named
 from npusim.program.timing.stream import Streams

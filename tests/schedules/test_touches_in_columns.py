@@ -9,9 +9,9 @@ import pytest
 
 from npusim.config.load import load_device
 from npusim.config.problem import GemmProblem
+from npusim.identity import Itself
 from npusim.program.ir import residency as residencies
 from npusim.program.ir.columns import ColumnScan
-from npusim.program.ir.content import Itself
 from npusim.program.ir.residency import residency
 from npusim.simulation.chosen_tile import program_of
 from npusim.simulation.plan import plan_of

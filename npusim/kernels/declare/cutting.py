@@ -17,6 +17,7 @@ from npusim.config.problem import Problem
 from npusim.config.seen import KeyRanges
 from npusim.errors import TilingError
 from npusim.formats import stored_format
+from npusim.identity import Itself
 from npusim.kernels.attention.call_blocks import (
     AttentionTensors,
     attention_cells,
@@ -48,7 +49,7 @@ from npusim.kernels.form.phase import Phase, WorkTile
 from npusim.machines.base import AttentionPace, Machine
 from npusim.machines.published_kernel import GpuKernel, PublishedKernel
 from npusim.machines.published_kernels import find_kernel
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div
 

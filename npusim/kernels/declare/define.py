@@ -23,6 +23,7 @@ from npusim.config.seen import KeyFunction, pairs_seen
 from npusim.config.tiling import Blocks, Tiling, composed, declared_as
 from npusim.errors import SpecError, TilingError
 from npusim.formats import BLOCK_FORMATS, cast, stored_format
+from npusim.identity import Itself
 from npusim.kernels.attention.call_blocks import AttentionTensors, attention_cells, attention_tensors
 from npusim.kernels.attention.kv_cache import dequantised_inputs
 from npusim.kernels.attention.online_softmax import attention_phase
@@ -36,7 +37,7 @@ from npusim.late_methods import dataclass
 from npusim.machines.base import Machine
 from npusim.machines.published_kernel import PublishedKernel
 from npusim.machines.published_kernels import kernels
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.op import Opcode
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import chunks

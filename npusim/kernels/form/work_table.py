@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from npusim.identity import Itself
 from npusim.kernels.form.phase import FAMILY, SHAPE, TileRun, WorkTile
 from npusim.program.ir.columns import BlockColumns, distinct
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.opaque import twin
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from npusim.errors import FlagError, TilingError
 from npusim.formats import stored_format
+from npusim.identity import Itself
 from npusim.kernels.attention.call_blocks import dealt, in_bands
 from npusim.kernels.attention.products import copy, gemm
 from npusim.machines.ascend.ascend_pricing import AscendPricing
@@ -35,7 +36,7 @@ from npusim.machines.published_kernel import AscendKernel
 from npusim.machines.published_kernels import find_kernel, kernels
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.program.ir.check import check_flags
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.tile import GlobalTensor
 from npusim.units import ceil_div
 

@@ -25,11 +25,11 @@ from npusim.config.core_units import (
 from npusim.config.model import entry
 from npusim.errors import ProgramError, UnknownOpcodeError
 from npusim.formats import get_format, stored_format
+from npusim.identity import Itself
 from npusim.machines.ascend import registers
 from npusim.machines.ascend.group import VectorWork
 from npusim.machines.decisions import VectorCode
 from npusim.machines.transfers import Transfers
-from npusim.program.ir.content import Itself
 from npusim.program.ir.op import Opcode, Step, goes_down
 from npusim.program.ir.tile import GlobalTile, Operand, RingTile, Tile, memory_of
 from npusim.program.ir.tile_program import Cost

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from npusim.identity import Itself
 from npusim.kernels.attention.call_blocks import SERIES, as_free
 from npusim.kernels.form.flow import summed
 from npusim.kernels.form.phase import WHOLE, Visit, WorkTile
@@ -29,7 +30,7 @@ from npusim.machines.ascend.succession import overlapping
 from npusim.machines.ascend.vector_rows import VectorShare, rows_stage
 from npusim.machines.base import program_phase
 from npusim.machines.frame import Frame, block_at, body, shape_and_place
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.tile_program import Body, Item
 from npusim.program.ir.tile_program import Loop as Repeat
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from npusim.identity import Itself
 from npusim.kernels.form.phase import TileRun, WorkTile
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.tile_program import Succession
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from npusim.config.tiling import tile_fields
 from npusim.errors import SpecError, TilingError
+from npusim.identity import Itself
 from npusim.kernels.attention.call_blocks import as_free, dealt, longest_first, masked_throughout
 from npusim.kernels.attention.products import gemm_tiles
 from npusim.kernels.form.phase import from_last
@@ -50,7 +51,7 @@ from npusim.machines.sm.lanes import ChainTile, fields_of, fitted, live_lanes, p
 from npusim.machines.sm.live_registers import has_more
 from npusim.machines.sm.sm_pricing import SmPricing
 from npusim.machines.sm.specialised import check_layout, specialised_gradients, specialised_tiling
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.tile_program import Queue
 from npusim.units import plural
 

@@ -10,7 +10,7 @@ from numbers import Number
 from threading import Lock
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, dataclass_transform
 
-from npusim.identity import Itself as Itself  # noqa: PLC0414 - for those that compare other content, too
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns
-from npusim.program.ir.content import Itself, kept_by_blocks, uncollected
+from npusim.program.ir.content import kept_by_blocks, uncollected
 from npusim.program.ir.opaque import OpaqueError, OpaqueRange, Symbol, constant_of, symbols_in, terms_of, twin
 from npusim.program.ir.tile_program import Loop
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
 from npusim.program.ir.columns import BlockColumns, ColumnScan, distinct, numbered
-from npusim.program.ir.content import MOST_BLOCKS, Itself, SameBlocks, kept_by_blocks
+from npusim.program.ir.content import MOST_BLOCKS, SameBlocks, kept_by_blocks
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim.errors import DeadlockError, ProgramError
-from npusim.program.ir.content import Itself
+from npusim.identity import Itself
 from npusim.program.timing.engine import Booked, Run, uses_of
 from npusim.program.timing.engine_code import Classes, Code, InnerBody, code_of, equal_groups, fold_groups
 from npusim.program.timing.mean_field_arrays import BEFORE, SPAN, WINDOW, build_groups

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from npusim.config.core_units import ScalarEngine
 from npusim.errors import ProgramError, SpecError
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
-from npusim.program.ir.content import Itself
 from npusim.program.ir.residency import dirty_share
 from npusim.program.ir.walk import OpTemplate, Templates, unrolled
 from npusim.program.timing.gpu_pipes import shared_pipes, sharing_of, turn_cycles

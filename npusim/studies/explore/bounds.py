@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from npusim.identity import Itself
 from npusim.program.ir.columns import distinct
-from npusim.program.ir.content import Itself, kept_by_blocks
+from npusim.program.ir.content import kept_by_blocks
 from npusim.program.ir.families import families_of
 from npusim.program.ir.op import TileOp, meets_l2
 from npusim.program.ir.tile_program import Item, Loop, Pricing, ProgramPhase, TileProgram

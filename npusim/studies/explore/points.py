@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from npusim.config.node_file import is_node
 from npusim.errors import NpusimError, TilingError, one_line
+from npusim.identity import Itself
 from npusim.late_methods import dataclass
-from npusim.program.ir.content import Itself
 from npusim.program.ir.sameness import ProgramContent
 from npusim.program.timing.engine_code import Code
 from npusim.program.timing.stream import Streams, clocked
