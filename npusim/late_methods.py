@@ -114,10 +114,10 @@ def _compiled(cls: type, name: str, parameters: str, lines: Sequence[str], names
     """Return a function of the class's module with these lines, which may use these names too."""
     body = "".join(f"    {line}\n" for line in lines or ("pass",))
     text = f"def _made({', '.join(names)}):\n  def {name}({parameters}):\n{body}  return {name}"
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     module = sys.modules.get(cls.__module__)
-    exec(text, {} if module is None else module.__dict__, made)
-    return made["_made"](**names)
+    exec(text, {} if module is None else module.__dict__, result)
+    return result["_made"](**names)
 
 
 def _init(cls: type) -> Any:

@@ -49,19 +49,19 @@ def show_time(program: str, arguments: list[str], *, hw: str, vector_barriers: b
 
     path, _, name = program.partition(SIGN)
     device, given = load_device(hw), argument_values(arguments)
-    made = time_program(Path(path), name, given, device=device, vector_in_order=not vector_barriers)
+    result = time_program(Path(path), name, given, device=device, vector_in_order=not vector_barriers)
     show_either(
         json,
         lambda: document(
             "written_time",
-            program=made.program,
-            hw=made.device,
-            cycles=made.cycles,
-            seconds=made.seconds,
-            busy={f"{core} {pipe}": share for (core, pipe), share in made.busy.items()},
-            notes=list(made.notes),
+            program=result.program,
+            hw=result.device,
+            cycles=result.cycles,
+            seconds=result.seconds,
+            busy={f"{core} {pipe}": share for (core, pipe), share in result.busy.items()},
+            notes=list(result.notes),
         ),
-        lambda: [Facts(tuple((label, cells(*texts)) for label, texts in _time_rows(made)))],
+        lambda: [Facts(tuple((label, cells(*texts)) for label, texts in _time_rows(result)))],
     )
 
 

@@ -290,13 +290,13 @@ def _changed(info: FieldInfo, other: object) -> tuple[Any, FieldInfo]:
 
 def with_fields(name: str, fields: Mapping[str, tuple[object, object]]) -> type[Tiling]:
     """Return a class of fields by name, (default, description) or (type, `Field`), that belong to a kernel's source."""
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         n: (type(d), Field(default=d, description=text, json_schema_extra=part_of("source")))
         if isinstance(text, str)
         else (d, text)
         for n, (d, text) in fields.items()
     }
-    kind: type[Tiling] = create_model(name, __base__=Tiling, __doc__=Tiling.__doc__, **made)
+    kind: type[Tiling] = create_model(name, __base__=Tiling, __doc__=Tiling.__doc__, **result)
     return kind
 
 
@@ -305,13 +305,13 @@ def declared_as(fields: type[Tiling], kind: Kind) -> type[Tiling]:
 
     A field that declares its lightest value belongs to the tile.
     """
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for n, known in fields.model_fields.items():
         info, extra = copy(known), known.json_schema_extra
         extra = extra if isinstance(extra, dict) else {}
         info.json_schema_extra = extra if extra.keys() & {"kind", "lightest"} else {**part_of(kind), **extra}
-        made[n] = (info.annotation, info)
-    return cast("type[Tiling]", create_model(fields.__name__, __base__=fields, __doc__=fields.__doc__, **made))
+        result[n] = (info.annotation, info)
+    return cast("type[Tiling]", create_model(fields.__name__, __base__=fields, __doc__=fields.__doc__, **result))
 
 
 def word_of(cls: type[Tiling], name: str, value: object) -> object:

@@ -133,12 +133,12 @@ class BlockArray:
             raise FormatError(
                 f"{self.fmt.name}: tiles have no scale of a whole tensor, and here it is {self.tensor_scale}"
             )
-        made = np.empty(self.elements.shape, dtype)
+        result = np.empty(self.elements.shape, dtype)
         length = self.elements.shape[self.axis]
-        made["element"] = self.elements
+        result["element"] = self.elements
         spread = np.repeat(self.scales, self.fmt.block, axis=self.axis)
-        made["scale"] = np.take(spread, np.arange(length), axis=self.axis)
-        return made
+        result["scale"] = np.take(spread, np.arange(length), axis=self.axis)
+        return result
 
 
 def scales_of(stored: Array, block: int, axis: int) -> Array:

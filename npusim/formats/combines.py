@@ -147,14 +147,14 @@ def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: s
     rows = [x[..., ::-1] for x in rows] if how.is_reversed else rows
     layout = lane_layout(normal_order(order, how.size))
     if order == "sequential":
-        made = _in_line(rows, how, target)
+        result = _in_line(rows, how, target)
     elif layout is not None and layout[3] == layout[0] * layout[1]:
-        made = _in_lanes_of_warps(rows, how, target, *layout[:3])
+        result = _in_lanes_of_warps(rows, how, target, *layout[:3])
     else:
         raise FormatError(
             f"a scan by a function in order {order!r}: the orders are sequential, and lanes without repeats"
         )
-    taken = made[how.take]
+    taken = result[how.take]
     return np.ascontiguousarray((taken[..., ::-1] if how.is_reversed else taken)[..., :count])
 
 
@@ -194,10 +194,10 @@ def _halves(rows: Rows, how: Combine, target: FloatFormat) -> Rows:
 
 def _in_line(rows: Rows, how: Combine, target: FloatFormat) -> Rows:
     """Return the combined elements up to each along the last axis."""
-    made = [[x[..., 0] for x in rows]]
+    result = [[x[..., 0] for x in rows]]
     for i in range(1, rows[0].shape[-1]):
-        made.append(_combined(how, made[-1], [x[..., i] for x in rows], target))
-    return [np.stack(x, -1) for x in zip(*made, strict=True)]
+        result.append(_combined(how, result[-1], [x[..., i] for x in rows], target))
+    return [np.stack(x, -1) for x in zip(*result, strict=True)]
 
 
 def _in_lanes_of_warps(rows: Rows, how: Combine, target: FloatFormat, neighbours: int, lanes: int, warps: int) -> Rows:
@@ -219,15 +219,15 @@ def _in_lanes_of_warps(rows: Rows, how: Combine, target: FloatFormat, neighbours
     starts = [x[..., :-1] for x in last]  # for each lane, the last element of the previous lane
     entry = [np.concatenate([x[..., :1, :1], y[..., :-1, None]], -2) for x, y in zip(last, before, strict=True)]
     starts = [np.concatenate([x, y], -1) for x, y in zip(entry, starts, strict=True)]
-    made = list[Rows]()
+    result = list[Rows]()
     for at in range(neighbours - 1):
         own = [x[..., at] for x in cut]
         new = _combined(how, starts, own, target)
         for x, y in zip(new, own, strict=True):
             x[..., 0, 0] = y[..., 0, 0]  # no element comes before the first lane of the first warp
-        made.append(new)
-    made.append(last)
-    return [np.stack(x, -1).reshape(shape) for x in zip(*made, strict=True)]
+        result.append(new)
+    result.append(last)
+    return [np.stack(x, -1).reshape(shape) for x in zip(*result, strict=True)]
 
 
 def _combined(how: Combine, first: Rows, second: Rows, target: FloatFormat) -> Rows:

@@ -213,9 +213,9 @@ def _logarithm(x: Array, from_where: int, of_parts: Callable[[Array, Array], Arr
     exponent = pattern - np.uint32(from_where) & np.uint32(0xFF800000)
     less = np.where(is_subnormal, np.float32(-BITS), np.float32(0))
     power = _fma(exponent.view(np.int32).astype(np.float32), OF_EXPONENT, less)
-    made = of_parts(power, (pattern - exponent).view(np.float32) - np.float32(1))
-    made = np.where(pattern < INFINITY, made, _fma(x, np.float32(np.inf), np.float32(np.inf)))
-    return np.where(x == 0, np.float32(-np.inf), made)
+    result = of_parts(power, (pattern - exponent).view(np.float32) - np.float32(1))
+    result = np.where(pattern < INFINITY, result, _fma(x, np.float32(np.inf), np.float32(np.inf)))
+    return np.where(x == 0, np.float32(-np.inf), result)
 
 
 def log(x: Array) -> Array:
@@ -242,18 +242,18 @@ def log1p(x: Array) -> Array:
     rest = _fma((LOG1P_FOUR - scale).view(np.float32), np.float32(0.25), np.float32(-1))
     rest = rest + (x.view(np.uint32) - scale).view(np.float32)
     power = scale.view(np.int32).astype(np.float32) * OF_EXPONENT
-    made = _fma(power, LN2, _fma(rest * _polynomial(rest, LOG1P_POLYNOMIAL), rest, rest))
+    result = _fma(power, LN2, _fma(rest * _polynomial(rest, LOG1P_POLYNOMIAL), rest, rest))
     beyond = np.where(x == 0, x, _fma(x, np.float32(np.inf), np.float32(np.inf)))
     is_inside = np.isfinite(x) & (x >= -1) & ((x != 0) | ~np.signbit(x))
-    return np.where(is_inside, made, beyond)
+    return np.where(is_inside, result, beyond)
 
 
 def _to_zero(x: Array) -> Array:
     """Return x + 1, rounded toward 0."""
     whole = x.astype(np.float64) + 1.0  # of float64 the next number below in size, where the sum was rounded up
-    made = whole.astype(np.float32)
-    above = np.abs(made.astype(np.float64)) > np.abs(whole)
-    return flushed(np.where(above, np.nextafter(made, np.float32(0)), made))
+    result = whole.astype(np.float32)
+    above = np.abs(result.astype(np.float64)) > np.abs(whole)
+    return flushed(np.where(above, np.nextafter(result, np.float32(0)), result))
 
 
 def tanh(x: Array) -> Array:
@@ -262,8 +262,8 @@ def tanh(x: Array) -> Array:
     below = rcp(ex2(magnitude * TANH_SCALE) + np.float32(1))
     large = np.where(magnitude >= TANH_ONE, np.float32(1), _fma(below, np.float32(-2), np.float32(1)))
     small = _fma(_polynomial(x * x, TANH_POLYNOMIAL), x, x)
-    made = np.where(magnitude < TANH_SMALL, small, np.copysign(large, x))
-    return np.where(np.isnan(x), np.float32(np.nan), made)
+    result = np.where(magnitude < TANH_SMALL, small, np.copysign(large, x))
+    return np.where(np.isnan(x), np.float32(np.nan), result)
 
 
 def exp(x: Array) -> Array:

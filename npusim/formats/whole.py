@@ -116,8 +116,8 @@ def whole_step(text: str, x: NDArray[Any], y: NDArray[Any], fmt: str) -> NDArray
     bits, as ``addi.32``.
     """
     name, _, bits = text.partition(".")
-    made = whole_operation(name, _as_integers(x), _as_integers(y), int(bits))
-    return cast(made.astype(np.float64), fmt)
+    result = whole_operation(name, _as_integers(x), _as_integers(y), int(bits))
+    return cast(result.astype(np.float64), fmt)
 
 
 def bits_of_floats(x: NDArray[Any], of: str, fmt: str) -> NDArray[Any]:

@@ -524,8 +524,8 @@ def forward(problem: KernelProblem, inputs: HeadInputs, batch: int, head: int) -
     call = problem_of(problem)
     scores = _scores(call, inputs, batch, head)
     weights = np.exp(scores - scores.max(1, keepdims=True))
-    made: NDArray[np.float64] = weights @ inputs("v", batch, head // call.group_size) / weights.sum(1, keepdims=True)
-    return made
+    result: NDArray[np.float64] = weights @ inputs("v", batch, head // call.group_size) / weights.sum(1, keepdims=True)
+    return result
 
 
 def gradients(call: Problem, inputs: HeadInputs, batch: int, head: int) -> dict[str, NDArray[np.float64]]:

@@ -69,7 +69,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine
     (batch, heads, tokens, key, _), at = sizes, np.arange(chunk)
     tensors = chunk_tensors(sizes, chunk, problem.dtype, p.output)
     like = tensors["q"]
-    made = {n: replace(like, name=n, fmt=p.factor, role="workspace") for n in ("qe", "ke", "kd")}
+    result = {n: replace(like, name=n, fmt=p.factor, role="workspace") for n in ("qe", "ke", "kd")}
     b, rest = (replace(like, name=n, fmt=F32) for n in ("b", "rest"))
     sums = cache(lambda: _sums(log_gates(problem.seed, batch, heads, tokens, key), chunk))
     spread = cache(lambda: _lasts(sums(), chunk).reshape(batch, -1, heads, key).swapaxes(1, 2))
@@ -78,7 +78,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine
         "gates",
         grid(like, ("row", rows)),
         {"row": rows, "key": key},
-        list(made.values()),
+        list(result.values()),
         q=like,
         k=tensors["k"],
         b=b,
@@ -86,7 +86,7 @@ def gla(problem: KernelProblem, tiling: Any, p: StatePrecision, machine: Machine
         p=p,
         values={"b": as_stored(sums), "rest": as_stored(lambda: np.repeat(spread(), chunk, 2)[:, :, :tokens] - sums())},
     )
-    tensors |= {"q": made["qe"], "k": made["ke"], "k_h": made["kd"]}
+    tensors |= {"q": result["qe"], "k": result["ke"], "k_h": result["kd"]}
     tensors["decay"] = GlobalTensor("decay", 1, 1, chunk, chunk, F32, "constant")
     values = {
         "decay": as_stored(lambda: ((at[:, None] >= at) * 1.0)[None, None]),

@@ -237,14 +237,14 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()
     bound = [{n: tensor_of(t) for n, t in p.tensors.items() if not isinstance(t, BySize)} for p in phases]
-    made = [{n for s in p.stages for n in s.written}.intersection(of) for p, of in zip(phases, bound, strict=True)]
-    ends = (at for at, names in enumerate(made) if any(bound[at][n].name == "o" for n in names))
+    result = [{n for s in p.stages for n in s.written}.intersection(of) for p, of in zip(phases, bound, strict=True)]
+    ends = (at for at, names in enumerate(result) if any(bound[at][n].name == "o" for n in names))
     final = max(ends, default=len(phases) - 1)
     for at, phase in reversed([*enumerate(phases)]):
         tensors, row_axis = {n: (t.of or t).name for n, t in bound[at].items()}, phase.row_axis
-        across = {tensors[n] for n in made[at] if phase.names[n].axes[0] != row_axis}
-        is_whole = bool(across & read_later) or any(tensors[n] in whole for n in made[at])
-        read = tensors.keys() - made[at]
+        across = {tensors[n] for n in result[at] if phase.names[n].axes[0] != row_axis}
+        is_whole = bool(across & read_later) or any(tensors[n] in whole for n in result[at])
+        read = tensors.keys() - result[at]
         read_later |= {tensors[n] for n in read}
         whole |= {tensors[n] for n in read if is_whole or phase.names[n].axes[0] != row_axis}
         serves.insert(0, "none" if at > final else "kv_head" if is_whole else "rows")

@@ -376,17 +376,17 @@ class Frame:
 
     def with_computed_masks(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """Return the steps with the steps on indices that compute the masks which are not loaded."""
-        made = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
+        result = {m.tensor().name: m for n, m in self.phase.masks.items() if not self.is_loaded(n)}
 
         def computed(s: Step) -> Step:
-            cut = next((x for x in s.srcs if isinstance(x, GlobalTile) and x.tensor.name in made), None)
+            cut = next((x for x in s.srcs if isinstance(x, GlobalTile) and x.tensor.name in result), None)
             if cut is None:
                 return s
-            how = made[cut.tensor.name]
+            how = result[cut.tensor.name]
             comparisons, lookups = getattr(how, "index_work", (0, 0))
             return replace(s, attributes=replace(s.attributes, comparisons=comparisons, lookups=lookups))
 
-        return tuple(map(computed, steps)) if made else steps
+        return tuple(map(computed, steps)) if result else steps
 
     @cached_property
     def _placing(self) -> dict[Stage, tuple[bool, frozenset[str]]]:

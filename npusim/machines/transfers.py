@@ -187,11 +187,11 @@ class Transfers:
     @cached_property
     def _touches_of_one(self) -> Mapping[str, Sequence[Touch]]:
         """The regions that the first block of each phase accesses, by tensor."""
-        made: dict[str, list[Touch]] = defaultdict(list)
+        result: dict[str, list[Touch]] = defaultdict(list)
         for phase in self._program.phases:
             for touch in phase.footprint(phase.blocks[:1]):
-                made[touch.region.tensor.name].append(touch)
-        return made
+                result[touch.region.tensor.name].append(touch)
+        return result
 
     def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
         """Return the bytes that memory could transfer in the additional time that reads of parts of lines take."""

@@ -165,12 +165,12 @@ def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -
                 for changed, built in _fitted(on, plan.tiling, fields, heavier or ()):
                     reached += [changed] if fields and changed not in reached else []
                     try:
-                        made, program = built if built and device is plan.device else _named(plan, changed)
+                        result, program = built if built and device is plan.device else _named(plan, changed)
                     except NpusimError:  # the rule does not choose it
                         continue
-                    if made.tiling not in known:
-                        known.add(made.tiling)
-                        yield made, program
+                    if result.tiling not in known:
+                        known.add(result.tiling)
+                        yield result, program
     if not known:
         yield _named(plan, {})
 
@@ -227,8 +227,8 @@ def _fixed(plan: Plan, fields: Mapping[str, object]) -> Tiling | None:
 
 def _with(tiling: Tiling, fields: Mapping[str, object]) -> Tiling:
     """Return a tiling with other fields, which count as named; raise `TilingError` for values outside their limits."""
-    made = build_tiling(type(tiling), {**tiling.model_dump(exclude_unset=True), **fields})
-    return tiling.model_copy(update={n: getattr(made, n) for n in fields})
+    result = build_tiling(type(tiling), {**tiling.model_dump(exclude_unset=True), **fields})
+    return tiling.model_copy(update={n: getattr(result, n) for n in fields})
 
 
 def _changed(tiling: Tiling, declared: Tiling) -> dict[str, object]:

@@ -168,10 +168,10 @@ def _joined(rows: Mapping[tuple[int, int], set[tuple[tuple[int, ...], ...]]]) ->
 def _ignores_hidden(phase: Phase) -> bool:
     """Return whether a tile of scores that are all -inf changes no state of a loop: each is a sum or a maximum."""
     rows = [row for loop in phase.loops for stage in loop.stages for row in stage.rows]
-    made = {row.dst: row for row in rows}
+    result = {row.dst: row for row in rows}
     states = {n for n, name in phase.names.items() if name.start is not None}
     copies = [row for row in rows if row.dst in states and row.opcode is Opcode.COPY]
-    sources = [(row.dst, made.get(str(row.srcs[0]))) for row in copies]
+    sources = [(row.dst, result.get(str(row.srcs[0]))) for row in copies]
     return all(source is not None and source.opcode is Opcode.MAX and n in source.srcs for n, source in sources)
 
 

@@ -98,8 +98,8 @@ class Plan:
     @property
     def machine(self) -> Machine:
         """The machine of the device or node, the same object for all plans of the device."""
-        made: Machine = machine_of(self.device)
-        return made
+        result: Machine = machine_of(self.device)
+        return result
 
     def program(self, changes: Mapping[str, str] | None = None) -> TileProgram:
         """Return the program, with fields of the precision changed; raise `SpecError` for a field that it does not

@@ -84,8 +84,8 @@ def machine_class(family: str) -> type[Any]:
         raise SpecError(
             f"{where}: entry point {family!r} of {MACHINES}: {what} is not an npusim.machine.Machine with a build()"
         )
-    made: type[Any] = kind
-    return made
+    result: type[Any] = kind
+    return result
 
 
 def machine_of(device: DeviceSpec) -> Any:

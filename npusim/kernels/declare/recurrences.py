@@ -400,9 +400,9 @@ def chunk_tensors(sizes: tuple[int, ...], chunk: int, fmt: str, output: str) -> 
     """
     batch, heads, tokens, key, value = sizes
     wide = {"q": key, "k": key, "v": value}
-    made = {n: GlobalTensor(n, batch, heads, tokens, cols, fmt, "input") for n, cols in wide.items()}
+    result = {n: GlobalTensor(n, batch, heads, tokens, cols, fmt, "input") for n, cols in wide.items()}
     keep = GlobalTensor("keep", batch * ceil_div(tokens, chunk), heads, key, 1, F32, "input")
-    return {**made, "o": GlobalTensor("o", batch, heads, tokens, value, output, "output"), "keep": keep}
+    return {**result, "o": GlobalTensor("o", batch, heads, tokens, value, output, "output"), "keep": keep}
 
 
 def in_slices(phases: list[Phase]) -> list[Phase]:
@@ -450,14 +450,14 @@ def _as_compiled(called: str, phases: Callable[..., Any], problem: Any, tiling: 
     listed: list[Phase] = phases(problem, tiling, p, machine)
     if not machine.has_groups:
         return listed
-    made: list[Any] = []
+    result: list[Any] = []
     for phase in listed:
         own = tiling
         if phase.row_grain > 1 and (warps := getattr(tiling, "solve_warps", 0)):
             own = tiling.model_copy(update={"warps": warps})
         fields, note = machine.compiled(called, machine.ordered(phase, own), own)
-        made.append((replace(phase, notes=(*phase.notes, f"{phase.name}: {note}")), fields))
-    return made
+        result.append((replace(phase, notes=(*phase.notes, f"{phase.name}: {note}")), fields))
+    return result
 
 
 def recurrence_schedule(
@@ -470,9 +470,9 @@ def recurrence_schedule(
     follows: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> tuple[Schedule, ...]:
     """Return the schedule of a recurrence, with its own ``fields``; ``reference``: as for `by_head`."""
-    made, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
+    result, kernels = partial(by_head, reference), partial(_as_compiled, called, phases)
     setattr(kernels, "__module__", phases.__module__)  # noqa: B010 - by which a user's schedule is recognised
-    setattr(made, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
+    setattr(result, "__name__", "recurrence")  # noqa: B010 - a partial has none, and results say it
     return schedule(
         called,
         kernels,
@@ -481,7 +481,7 @@ def recurrence_schedule(
         precisions=[StatePrecision("stored")],
         tiling=fields,
         kind="chunks",
-        reference=made,
+        reference=result,
         follows=follows,
         grows=lambda *_of: ("batch", "heads", "tokens"),
         summary=summary,

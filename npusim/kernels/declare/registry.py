@@ -75,8 +75,8 @@ class _LateFields:
         stored = vars(schedule)
         if not isinstance(stored["_tiling"], type):
             stored["_tiling"] = stored["_tiling"]()
-        made: type[Tiling] = stored["_tiling"]
-        return made
+        result: type[Tiling] = stored["_tiling"]
+        return result
 
     def __set__(self, schedule: Schedule, value: type[Tiling] | Callable[[], type[Tiling]]) -> None:
         vars(schedule)["_tiling"] = value

@@ -555,10 +555,12 @@ def filled(axes: str, number: Source, fmt: str) -> Value:
 
     If a vector is given instead of the number, it is broadcast, as in other operations.
     """
-    made = tuple(axes.split())
-    if isinstance(number, Value) and made != _joined(what := f"filled({axes!r}, {number})", [number, Value(made, fmt)]):
+    result = tuple(axes.split())
+    if isinstance(number, Value) and result != _joined(
+        what := f"filled({axes!r}, {number})", [number, Value(result, fmt)]
+    ):
         fail(f"{what}: their axes differ")
-    return _rows(Opcode.FILL, made, _checked(fmt), (number,))
+    return _rows(Opcode.FILL, result, _checked(fmt), (number,))
 
 
 def initial(operand: Value) -> Value:

@@ -260,10 +260,10 @@ def _own_result(trace: Trace, x: Value, loop: int | None, others: Sequence[Value
     copied; so are products that rows also read, and values that lead to a state's next value and are written in its
     place.  If rows also compute the value for a product, which reads it once, the value is computed again.
     """
-    made = x.event.loop if x.event else None
+    result = x.event.loop if x.event else None
     is_product = x.kind == "product" and loop is not None
     is_read_later = any(
-        s is x for e in trace.events if e.loop != made or (is_product and e.opcode is not O.MATMUL) for s in e.srcs
+        s is x for e in trace.events if e.loop != result or (is_product and e.opcode is not O.MATMUL) for s in e.srcs
     )
     is_step = any(c.loop == loop and c.new is not x and _leads_to(x, c.new, loop) for c in trace.carried)
     is_changed = x.event is not None and x.event.opcode is O.MATMUL and x.event.attributes.accumulate
@@ -375,9 +375,9 @@ class _Lowering:
         if choices[O.ADD].variant == "once":
             _fuse(self.events, results)
         in_loops = [e for e in self.events if e.opcode is O.MATMUL and e.loop is not None]
-        made = [e.read[0] for e in in_loops if e.read[0].event is not None and e.read[0].event.loop == e.loop]
+        result = [e.read[0] for e in in_loops if e.read[0].event is not None and e.read[0].event.loop == e.loop]
         self.is_recurrent = any(_is_of_state(s) for e in in_loops for s in e.read[:2]) or (
-            kernel.computes_factors and any(map(self.is_of_operands, made))
+            kernel.computes_factors and any(map(self.is_of_operands, result))
         )
         _sink_tiles(self.events)
         if not self.is_recurrent:  # otherwise a tile begins only when the previous one ends, and no stage runs ahead

@@ -145,8 +145,8 @@ class _Launches:
         call = _call_of(kernel, self._language, values, where, self._recorder)
         self._recorder.calls.append(call)
         outputs = [n for n in kernel.parameters if n in kernel.output_names and n not in values]
-        made = [self._allocated(kernel, n) for n in outputs]
-        return made[0] if len(made) == 1 else made or None
+        result = [self._allocated(kernel, n) for n in outputs]
+        return result[0] if len(result) == 1 else result or None
 
     def _allocated(self, kernel: PrimFunc, name: str) -> object:
         kind = kernel.function.__annotations__.get(name)
@@ -179,11 +179,13 @@ def _call_of(
     for one, constants in kernel.tuned or ((kernel, {}),):
         plain = {n: x if isinstance(x, bool | int | float | str | None) else str(x) for n, x in constants.items()}
         try:
-            made = kernel_of(one, language)
+            result = kernel_of(one, language)
             if not given:
-                given = _arguments(made, values, recorder)
-            _refuse_integers(made, given)
-            listed.append(CallConfiguration(written(made), made.grid, dict(made.options), plain, "", made.notes))
+                given = _arguments(result, values, recorder)
+            _refuse_integers(result, given)
+            listed.append(
+                CallConfiguration(written(result), result.grid, dict(result.options), plain, "", result.notes)
+            )
         except NpusimError as error:
             listed.append(CallConfiguration("", (1,), {}, plain, str(error)))
     given = given if any(not c.refused for c in listed) else {}

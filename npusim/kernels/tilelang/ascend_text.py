@@ -233,12 +233,12 @@ class AscendReader:
         if len(self.numbers) != 1:
             return body
         name = f"{self.numbers[0]}_task"
-        made = tasks_of(body, self.numbers[0], self.grid[0], name)
-        if made is None:
+        result = tasks_of(body, self.numbers[0], self.grid[0], name)
+        if result is None:
             return body
-        self.grid, self.numbers = (made.count,), [made.variable]
+        self.grid, self.numbers = (result.count,), [result.variable]
         self.notes[_TASKS] = None
-        return made.body
+        return result.body
 
     def common_bytes(self) -> dict[TileBuffer, set[TileBuffer]]:
         """Return the tiles of one memory that have common bytes, because the program states where they begin."""
@@ -294,10 +294,10 @@ class AscendReader:
         self._taken[name] += 1
         if self._taken[name] == 1:
             return name
-        while self._taken[made := f"{name}_{self._taken[name]}"]:
+        while self._taken[result := f"{name}_{self._taken[name]}"]:
             self._taken[name] += 1
-        self._taken[made] += 1
-        return made
+        self._taken[result] += 1
+        return result
 
     def allocated(self, word: str, shape: object, fmt: str) -> TracedBuffer:
         """Return a buffer, under the name of the variable that the statement assigns."""
@@ -315,8 +315,8 @@ class AscendReader:
         """
         before, outer, line = self.names, self._statements, self.line
         self.names = {**before, **own}
-        self._statements = made = list[Statement]()
-        yield made
+        self._statements = result = list[Statement]()
+        yield result
         for name in [n for n, x in before.items() if n not in own and self.names[n] is not x]:
             self.notes[_SHADOWED.format(line=line, name=name)] = None
         self.names, self._statements = before, outer
@@ -438,8 +438,8 @@ class AscendReader:
                 raise self.refuse(
                     f"an assignment to a part of {owner.tile.name} is not supported; use T.copy or T.tile"
                 )
-            made = Elementwise((), owner.tile, element.indices, self._words.number(value), None, self.line)
-            self.add(ParallelNest((), (made,), self.line))
+            result = Elementwise((), owner.tile, element.indices, self._words.number(value), None, self.line)
+            self.add(ParallelNest((), (result,), self.line))
         elif isinstance(target, ast.Tuple):
             values = self.value(node)
             if not isinstance(values, tuple | list) or len(values) != len(target.elts):
@@ -456,10 +456,10 @@ class AscendReader:
         if isinstance(value, TracedValue | TracedCondition) and any(
             isinstance(e, BufferElement) for e in parts_of(value.expression)
         ):
-            made = Variable(self.fresh(name))
-            self.add(BoundValue(made.name, value.expression, self.line))
+            result = Variable(self.fresh(name))
+            self.add(BoundValue(result.name, value.expression, self.line))
             of = TracedValue if isinstance(value, TracedValue) else TracedCondition
-            return of(made, self.refuse)
+            return of(result, self.refuse)
         return value
 
     def branch(self, node: ast.If) -> None:
@@ -474,8 +474,8 @@ class AscendReader:
             self.body(node.body)
         with self.inside() as otherwise:
             self.body(node.orelse)
-        made = Conditional(condition.expression, tuple(then), tuple(otherwise), line)
-        self.add(product_that_clears(made) or made)
+        result = Conditional(condition.expression, tuple(then), tuple(otherwise), line)
+        self.add(product_that_clears(result) or result)
 
     def framed(self, node: ast.With) -> None:
         """Read the statements of a grid or of a core."""
@@ -530,16 +530,16 @@ class AscendReader:
             raise self.refuse(f"{ast.unparse(node.target)} does not match the {count} bounds of T.{over.word}")
         variables = [self.fresh(t.id) for t in targets]  # type: ignore[attr-defined]
         numbers = [TracedValue(Variable(name), self.refuse) for name in variables]
-        with self.inside({t.id: x for t, x in zip(targets, numbers, strict=True)}) as made:  # type: ignore[attr-defined]
+        with self.inside({t.id: x for t, x in zip(targets, numbers, strict=True)}) as result:  # type: ignore[attr-defined]
             self.body(node.body)
         self.line = line
         if over.word == "Parallel":
-            self.add(self.nest(variables, over, made))
+            self.add(self.nest(variables, over, result))
             return
         if over.stages:
             self.stages.add(over.stages)
         low, high = ((0, *over.bounds) if len(over.bounds) == 1 else over.bounds)[:2]
-        serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(made), line)
+        serial = SerialLoop(variables[0], self._words.number(low), self._words.number(high), tuple(result), line)
         if (rows := rows_at_once(serial)) is not None:
             self.notes[f"{line}: a loop over the rows of a tile is timed as one instruction on all rows"] = None
         if rows is None and (summed := running_sum(serial, self._statements)) is not None:
@@ -565,12 +565,12 @@ class AscendReader:
         for i, t in enumerate(targets):
             behind = math.prod(counts[i + 1 :])
             own[t.id] = (rest // behind if behind > 1 else rest) % counts[i]  # type: ignore[attr-defined]
-        with self.inside(own) as made:
+        with self.inside(own) as result:
             self.body(node.body)
-        if core_name in variables_of(expressions_in(made)):
+        if core_name in variables_of(expressions_in(result)):
             raise self.refuse(f"the blocks that all cores share use {core_name}, the number of one core")
-        self.shared = tuple(made)
-        self.add(*made)
+        self.shared = tuple(result)
+        self.add(*result)
 
     def unrolled(self, node: ast.For, values: object) -> None:
         """Read the body of a loop over values of the text once for each value."""
@@ -648,17 +648,17 @@ def tensors_read(body: Iterable[Statement]) -> set[TileBuffer]:
 
 def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
     """Return statements without scopes and flags between cores if only one core has statements."""
-    made = list[Statement]()
+    result = list[Statement]()
     for s in body:
         if isinstance(s, CoreScope):
-            made += only_core(s.body)
+            result += only_core(s.body)
         elif isinstance(s, SerialLoop):
-            made.append(replace(s, body=only_core(s.body)))
+            result.append(replace(s, body=only_core(s.body)))
         elif isinstance(s, Conditional):
-            made.append(replace(s, then=only_core(s.then), otherwise=only_core(s.otherwise)))
+            result.append(replace(s, then=only_core(s.then), otherwise=only_core(s.otherwise)))
         elif not isinstance(s, CrossFlag):
-            made.append(s)
-    return tuple(made)
+            result.append(s)
+    return tuple(result)
 
 
 def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
@@ -689,8 +689,8 @@ def rows_at_once(loop: SerialLoop) -> tuple[Statement, ...] | None:
     if not targets:
         return None
     own = (loop.variable, int(count[Literal(1)]))
-    made = [replace(x, axes=(own, *x.axes)) for x in targets]
-    return tuple(ParallelNest(x.axes, (x,), x.line) for x in made)
+    result = [replace(x, axes=(own, *x.axes)) for x in targets]
+    return tuple(ParallelNest(x.axes, (x,), x.line) for x in result)
 
 
 def running_sum(loop: SerialLoop, before: Sequence[Statement]) -> TileReduction | None:
@@ -760,19 +760,19 @@ def _joined(word: str, *operands: object) -> object:
     """Return the conjunction or disjunction of operands as Python evaluates it; conditions that are only known at run
     time become one condition.
     """
-    made: object = word == "and"
+    result: object = word == "and"
     for operand in operands:
         x = operand()  # type: ignore[operator]
         x = x != 0 if isinstance(x, TracedValue) else x
-        if isinstance(made, TracedCondition):
-            made = made.joined(word, bool(x) if not isinstance(x, TracedCondition) else x)
+        if isinstance(result, TracedCondition):
+            result = result.joined(word, bool(x) if not isinstance(x, TracedCondition) else x)
         elif isinstance(x, TracedCondition):
-            made = x if bool(made) is (word == "and") else made
+            result = x if bool(result) is (word == "and") else result
         elif bool(x) is not (word == "and"):
             return x
         else:
-            made = x
-    return made
+            result = x
+    return result
 
 
 def _negated(x: object) -> object:

@@ -138,8 +138,8 @@ class AscendWords:
         """Add an assignment of each element of a part; ``value`` returns the expression under parallel loops."""
         part = self.part(target)
         axes, line = axes_of(part.extent), self.reader.line
-        made = Elementwise(axes, part.buffer, indices_in(part, axes), value(axes), None, line)
-        self.add(ParallelNest(axes, (made,), line))
+        result = Elementwise(axes, part.buffer, indices_in(part, axes), value(axes), None, line)
+        self.add(ParallelNest(axes, (result,), line))
 
     def operand(self, x: object, target: object) -> Callable[[tuple[tuple[str, int], ...]], Expression]:
         """Return an operand of a vector instruction under the parallel loops of its target."""
@@ -211,15 +211,15 @@ class AscendWords:
 
     def joined(self, word: str, *operands: object) -> TracedCondition | bool:
         """Return conditions joined by ``and`` or ``or``."""
-        made: TracedCondition | bool = word == "and"
+        result: TracedCondition | bool = word == "and"
         for x in map(self.condition, operands):
-            if isinstance(made, bool):
-                made = x if made is (word == "and") else made
+            if isinstance(result, bool):
+                result = x if result is (word == "and") else result
             elif isinstance(x, bool):
-                made = made if x is (word == "and") else x
+                result = result if x is (word == "and") else x
             else:
-                made = made.joined(word, x)
-        return made
+                result = result.joined(word, x)
+        return result
 
     def word_And(self, *operands: object) -> TracedCondition | bool:
         """Whether all conditions hold."""
@@ -287,8 +287,8 @@ class AscendWords:
         at = tuple(moved(x, Variable(axes[0][0])) if i == last else x for i, x in enumerate(a.start))
         is_inside = Applied("lt", (Variable(axes[0][0]), Literal(have)))
         value = Applied("select", (is_inside, BufferElement(a.buffer, at), self.number(pad)))
-        made = Elementwise(axes, b.buffer, indices_in(b, axes), value, None, self.reader.line)
-        return ParallelNest(axes, (made,), self.reader.line)
+        result = Elementwise(axes, b.buffer, indices_in(b, axes), value, None, self.reader.line)
+        return ParallelNest(axes, (result,), self.reader.line)
 
     def sized(self, x: object, other: object) -> BufferPart:
         """Return an operand of a copy as a part."""
@@ -379,8 +379,8 @@ class AscendWords:
         """A choice of two numbers."""
         if not isinstance(condition, TracedCondition):
             return a if condition else b
-        made = Applied("select", (condition.expression, self.number(a), self.number(b)))
-        return TracedValue(made, self.reader.refuse)
+        result = Applied("select", (condition.expression, self.number(a), self.number(b)))
+        return TracedValue(result, self.reader.refuse)
 
     word_Select = word_if_then_else
 
@@ -410,12 +410,12 @@ class AscendWords:
     def masked(self, mask: TracedBuffer, of: BufferPart) -> TileBuffer:
         """Return the tile of conditions that a buffer of bits represents."""
         name = f"{mask.tile.name}_bits"
-        made = TileBuffer(self.reader.fresh(name), tuple(n for n in of.extent if n != 1), "bool")
+        result = TileBuffer(self.reader.fresh(name), tuple(n for n in of.extent if n != 1), "bool")
         known = self._masks.get(mask.tile)
-        if known is not None and known[0].shape == made.shape:
-            made = known[0]
-        self._masks[mask.tile] = made, of
-        return made
+        if known is not None and known[0].shape == result.shape:
+            result = known[0]
+        self._masks[mask.tile] = result, of
+        return result
 
     def mask(self, x: object, of: BufferPart) -> TileBuffer:
         """Return the conditions of a buffer of bits, one for each element of a part."""
@@ -609,8 +609,8 @@ class TileWords:
         words, part = self._words, self._words.part(a)
         if not isinstance(target, TracedBuffer) or mode not in _COMPARISONS:
             raise words.reader.refuse(f"T.tile.compare with mode {mode!r} to a part of a buffer is not supported")
-        made = TracedBuffer(words.masked(target, part), "bits", words.reader.refuse)
-        self._computed(made, _COMPARISONS[mode], a, b)
+        result = TracedBuffer(words.masked(target, part), "bits", words.reader.refuse)
+        self._computed(result, _COMPARISONS[mode], a, b)
 
     def select(self, target: object, mask: object, a: object, b: object, mode: str) -> None:
         """Elements of a if bits are set, else of b."""

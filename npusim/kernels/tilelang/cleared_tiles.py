@@ -36,20 +36,20 @@ def with_zeros_before(body: Sequence[Statement]) -> tuple[Statement, ...]:
     """Return statements in which tiles of zeros before loops replace products that clear in the first iteration of
     several loops.
     """
-    made, zeros = list[Statement](), set[TileBuffer]()
+    result, zeros = list[Statement](), set[TileBuffer]()
     for statement in body:
         s = with_bodies(statement, with_zeros_before)
         if isinstance(s, SerialLoop):
             cleared = {p.c.buffer: p for p in _products_first_in(s, ()) if _is_alone(s, p)}
             s = _adding(s, set(cleared.values()))
-            made += [_zeros(b, p) for b, p in cleared.items() if b not in zeros]
+            result += [_zeros(b, p) for b, p in cleared.items() if b not in zeros]
             within = [p for p in _in_branches(s.body) if p.clears == _first(s) and p.c.buffer in zeros]
             s = _adding(s, {p for p in within if _is_alone(s, p)})
         zeros -= set(written_buffers([s]))
         if (tile := _zeroed(s)) is not None:
             zeros.add(tile)
-        made.append(s)
-    return tuple(made)
+        result.append(s)
+    return tuple(result)
 
 
 def _first(loop: SerialLoop) -> Expression:
@@ -113,8 +113,8 @@ def _zeros(tile: TileBuffer, product: MatrixProduct) -> ParallelNest:
     """Return the statement that fills a tile with 0."""
     axes = tuple((f"zero{i}", n) for i, n in enumerate(tile.shape))
     value = Literal(0.0 if tile.fmt in FLOATS else 0, tile.fmt)
-    made = Elementwise(axes, tile, tuple(Variable(name) for name, _ in axes), value, None, product.line)
-    return ParallelNest(axes, (made,), product.line)
+    result = Elementwise(axes, tile, tuple(Variable(name) for name, _ in axes), value, None, product.line)
+    return ParallelNest(axes, (result,), product.line)
 
 
 def _zeroed(s: Statement) -> TileBuffer | None:

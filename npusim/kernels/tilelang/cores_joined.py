@@ -85,19 +85,19 @@ class _Sequencer:
         """Return one level's statements in order; statements outside of scopes come between the statements of
         scopes.
         """
-        made, waiting = list[Statement](), dict[str, list[Statement]]({"C": [], "V": []})
+        result, waiting = list[Statement](), dict[str, list[Statement]]({"C": [], "V": []})
         for s in body:
             if isinstance(s, CoreScope):
                 waiting[s.core] += s.body
                 continue
-            made += self.merged(waiting["C"], waiting["V"])
+            result += self.merged(waiting["C"], waiting["V"])
             waiting = {"C": [], "V": []}
             if isinstance(s, CrossFlag):
                 raise refused(s.line, "a flag between cores must be in a T.Scope")
             is_of_both = any(isinstance(x, CoreScope) for x in walked([s]))
             one = self.branch(s) if isinstance(s, Conditional) and is_of_both else s
-            made.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
-        return made + self.merged(waiting["C"], waiting["V"])
+            result.append(self.loop(s) if isinstance(s, SerialLoop) and is_of_both else one)
+        return result + self.merged(waiting["C"], waiting["V"])
 
     def branch(self, s: Conditional) -> Conditional:
         """Return an if around the scopes of both cores; each branch must leave the flags unchanged."""
@@ -142,14 +142,14 @@ class _Sequencer:
 
     def merged(self, matrix: Sequence[Statement], vector: Sequence[Statement]) -> list[Statement]:
         """Return the statements of both cores; each runs until it waits for a flag, or for a loop of the other."""
-        made, rest = list[Statement](), {"C": list(matrix), "V": list(vector)}
+        result, rest = list[Statement](), {"C": list(matrix), "V": list(vector)}
         while rest["C"] or rest["V"]:
             before = len(rest["C"]) + len(rest["V"])
             for core in ("C", "V"):
-                self.advanced(core, rest[core], made)
+                self.advanced(core, rest[core], result)
             if len(rest["C"]) + len(rest["V"]) == before:
-                made.append(self.next_loop(rest))
-        return made
+                result.append(self.next_loop(rest))
+        return result
 
     def advanced(self, core: str, rest: list[Statement], made: list[Statement]) -> None:
         """Move the statements of a core until a flag or a loop stops it."""
@@ -250,16 +250,16 @@ def copied(followed: Iterable[_Followed]) -> list[_Followed]:
 
 def without_flags(body: Iterable[Statement]) -> tuple[Statement, ...]:
     """Return statements without flags between cores, and without ifs that have nothing else."""
-    made = list[Statement]()
+    result = list[Statement]()
     for s in body:
         if isinstance(s, SerialLoop):
-            made.append(replace(s, body=without_flags(s.body)))
+            result.append(replace(s, body=without_flags(s.body)))
         elif isinstance(s, Conditional):
             then, otherwise = without_flags(s.then), without_flags(s.otherwise)
-            made += [replace(s, then=then, otherwise=otherwise)] if then or otherwise else []
+            result += [replace(s, then=then, otherwise=otherwise)] if then or otherwise else []
         elif not isinstance(s, CrossFlag):
-            made.append(s)
-    return tuple(made)
+            result.append(s)
+    return tuple(result)
 
 
 # ---------------------------------------------------------------- halves of tiles
@@ -465,12 +465,12 @@ def without_workspaces(body: Sequence[Statement], names: Iterable[str]) -> tuple
     """
     written = {b for s in walked(body) if isinstance(s, ParallelNest) for b in stored_tensors(s)}
     read = {e.buffer for x in expressions_in(body) for e in parts_of(x) if isinstance(e, BufferElement)}
-    made = tuple(body)
+    result = tuple(body)
     for tensor in sorted(written & read, key=lambda b: b.name):
         if is_read_first(body, tensor):
             continue
-        made = _Workspace(tensor, is_dropped=tensor.name in set(names)).joined(made)
-    return made
+        result = _Workspace(tensor, is_dropped=tensor.name in set(names)).joined(result)
+    return result
 
 
 def is_read_first(body: Sequence[Statement], tensor: TileBuffer) -> bool:
@@ -518,15 +518,15 @@ class _Workspace:
                     self.seen(e, x)
         lengths = self.place.lengths
         self.tile = TileBuffer(f"{self.tensor.name}_tile", lengths, self.tensor.fmt)
-        made = tuple(x for s in body for x in self.replaced(s))
+        result = tuple(x for s in body for x in self.replaced(s))
         moved = variables_of(t for index in self.place.first for t, _ in index)
-        for s in walked(made):
+        for s in walked(result):
             if isinstance(s, SerialLoop) and s.variable in moved and self.tile in Exposed(s.body).reads:
                 raise refused(
                     s.line,
                     f"{self.tensor.name} is read at a position that moves, where it has values of an earlier iteration",
                 )
-        return made
+        return result
 
     def seen(self, e: BufferElement, x: Elementwise | BoundValue) -> None:
         """Record the place of an access; all accesses must have the same place."""
@@ -654,8 +654,8 @@ def elements_of(x: Elementwise | BoundValue) -> list[BufferElement]:
 
 def with_buffers(e: Expression, by: Mapping[TileBuffer, TileBuffer]) -> Expression:
     """Return an expression with other buffers."""
-    made = with_inner(e, lambda x: with_buffers(x, by))
-    return replace(made, buffer=by.get(made.buffer, made.buffer)) if isinstance(made, BufferElement) else made
+    result = with_inner(e, lambda x: with_buffers(x, by))
+    return replace(result, buffer=by.get(result.buffer, result.buffer)) if isinstance(result, BufferElement) else result
 
 
 def changed(statements: Iterable[Statement], change: Change) -> tuple[Statement, ...]:

@@ -91,15 +91,15 @@ class _Order:
 
     def level(self, body: Sequence[Statement]) -> Body:
         """Return the statements of a level in order."""
-        rest, made = list(body), list[Statement]()
+        rest, result = list(body), list[Statement]()
         while rest:
             at = next((i for i in range(len(rest)) if self.is_ready(rest, i)), None)
             if at is None:
                 self.join_loops(rest)
                 continue
             s = rest.pop(at)
-            made.append(replace(s, body=self.level(s.body)) if isinstance(s, SerialLoop) else s)
-        return tuple(made)
+            result.append(replace(s, body=self.level(s.body)) if isinstance(s, SerialLoop) else s)
+        return tuple(result)
 
     def is_ready(self, rest: Sequence[Statement], at: int) -> bool:
         """Return whether no remaining statement must come before a statement."""

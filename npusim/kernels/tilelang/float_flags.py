@@ -56,10 +56,10 @@ def _assignments(body: Iterable[Statement]) -> list[Elementwise]:
 
 def _with_floats(body: Sequence[Statement], by: dict[TileBuffer, TileBuffer]) -> tuple[Statement, ...]:
     def value(e: Expression) -> Expression:
-        made = with_inner(e, value)
-        if isinstance(made, BufferElement) and made.buffer in by:
-            return Applied("ne", (replace(made, buffer=by[made.buffer]), _ZERO))
-        return made
+        result = with_inner(e, value)
+        if isinstance(result, BufferElement) and result.buffer in by:
+            return Applied("ne", (replace(result, buffer=by[result.buffer]), _ZERO))
+        return result
 
     def stored(x: Elementwise) -> Elementwise:
         if x.buffer not in by:

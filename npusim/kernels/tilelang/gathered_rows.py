@@ -45,17 +45,17 @@ def with_gathered_rows(body: Sequence[Statement], vector: str, live: Set[TileBuf
     """Return statements with copies of all rows in place of loops over them; ``live``: tiles that are read
     after them.
     """
-    made = list[Statement]()
+    result = list[Statement]()
     for i, s in enumerate(body):
         after = Exposed(body[i + 1 :]).reads | live
         inner = after | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
         try:
             if not isinstance(s, SerialLoop):
                 raise _OtherLoopError
-            made += _Rows(s, vector, after).copies()
+            result += _Rows(s, vector, after).copies()
         except _OtherLoopError:
-            made.append(with_bodies(s, partial(with_gathered_rows, vector=vector, live=inner)))
-    return tuple(made)
+            result.append(with_bodies(s, partial(with_gathered_rows, vector=vector, live=inner)))
+    return tuple(result)
 
 
 class _Rows:

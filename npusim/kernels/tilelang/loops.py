@@ -107,19 +107,19 @@ def fused(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> tup
 
     ``live``: the tiles that may be read after the statements.
     """
-    made = list[Statement]()
+    result = list[Statement]()
     for i, s in enumerate(body):
         rest = Exposed(body[i + 1 :]).reads | live
         own = rest | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
         one = with_bodies(s, partial(fused, live=own))
-        before = made[-1] if made else None
+        before = result[-1] if result else None
         is_pair = isinstance(one, SerialLoop) and isinstance(before, SerialLoop)
         both = _as_one(before, one, rest) if is_pair else None  # type: ignore[arg-type]
         if both is not None:
-            made[-1] = both
+            result[-1] = both
         else:
-            made.append(one)
-    return tuple(made)
+            result.append(one)
+    return tuple(result)
 
 
 def _as_one(a: SerialLoop, b: SerialLoop, live: Set[TileBuffer]) -> SerialLoop | None:
@@ -243,10 +243,10 @@ def _one_loop(s: Statement) -> Statement:
         only = changed(inner.body, lambda e: _known(substituted(e, {s.variable: _ZERO})))
         return replace(inner, body=only, high=Literal(total))
     both = _Flattened(s.variable, inner.variable, size)
-    made = changed(inner.body, both.element)
-    if {s.variable, inner.variable} - {both.number} & variables_of(expressions_in(made)) or both.is_left:
+    result = changed(inner.body, both.element)
+    if {s.variable, inner.variable} - {both.number} & variables_of(expressions_in(result)) or both.is_left:
         return s
-    return SerialLoop(both.number, _ZERO, Literal(total), made, s.line)
+    return SerialLoop(both.number, _ZERO, Literal(total), result, s.line)
 
 
 def _known(e: Expression) -> Expression:
@@ -301,11 +301,11 @@ class _Flattened:
 
 def sum_of(terms: Mapping[Expression, float]) -> Expression:
     """Return a sum of terms as an expression."""
-    made: Expression | None = None
+    result: Expression | None = None
     for t, n in sorted(terms.items(), key=lambda x: isinstance(x[0], Literal)):
         one = Literal(int(n)) if t == Literal(1) else t if n == 1 else Applied("*", (t, Literal(int(n))))
-        made = one if made is None else Applied("+", (made, one))
-    return made if made is not None else _ZERO
+        result = one if result is None else Applied("+", (result, one))
+    return result if result is not None else _ZERO
 
 
 # ---------------------------------------------------------------- a program for each task
@@ -345,10 +345,10 @@ def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) ->
     if carried:
         name = min(b.name for b in carried)
         raise refused(loop.line, f"in a loop over a core's tasks, {name} still has values of the previous task")
-    made = changed(inner, lambda e: found.with_task(e, Variable(variable)))
-    if {core, loop.variable} & variables_of(expressions_in(made)):
+    result = changed(inner, lambda e: found.with_task(e, Variable(variable)))
+    if {core, loop.variable} & variables_of(expressions_in(result)):
         return None
-    return Tasks((*before, *made), variable, count)
+    return Tasks((*before, *result), variable, count)
 
 
 class _Numbers:
@@ -377,12 +377,12 @@ class _Numbers:
         twice.
         """
         assert self.task is not None
-        made = number_of(sum_of(dict(self.task)), self.known)
+        result = number_of(sum_of(dict(self.task)), self.known)
         runs = number_of(condition, self.known) if condition is not None else np.True_
-        if made is None or runs is None:
+        if result is None or runs is None:
             return None
         length = len(next(iter(self.known.values())))
-        done = np.sort(np.broadcast_to(made, length)[np.broadcast_to(runs, length)])
+        done = np.sort(np.broadcast_to(result, length)[np.broadcast_to(runs, length)])
         return len(done) if len(done) and np.array_equal(done, np.arange(len(done))) else None
 
     def with_task(self, e: Expression, task: Variable) -> Expression:

@@ -54,15 +54,15 @@ def without_pipelines(body: Sequence[Statement]) -> Body:
         inside = _with_peeled(tuple(with_bodies(s, level) for s in statements), may_clear=is_outermost)
         for at, s in enumerate(inside):
             if isinstance(s, SerialLoop):
-                made = _Pipeline(inside[:at], s, inside[at + 1 :], uses).as_one_loop()
-                if made is not None:
-                    return made
+                result = _Pipeline(inside[:at], s, inside[at + 1 :], uses).as_one_loop()
+                if result is not None:
+                    return result
         return inside
 
     plain = _without_private_slots(tuple(body))
     uses = Counter(x.buffer for x in accesses(plain))
-    made = level(plain, is_outermost=True)
-    return tuple(body) if made == plain else made
+    result = level(plain, is_outermost=True)
+    return tuple(body) if result == plain else result
 
 
 # ---------------------------------------------------------------- slots that are read directly after they are written
@@ -74,9 +74,9 @@ def _without_private_slots(body: Body) -> Body:
         shape = tuple(1 if i == axis else n for i, n in enumerate(buffer.shape))
         if all(_is_private(run, buffer, axis) for run in _runs(body)):
             tile = replace(buffer, shape=shape)
-            made = slot_tiles(body, buffer, axis, tile)
-            if all(tile not in Exposed(run).reads for run in _runs(made)):
-                body = made
+            result = slot_tiles(body, buffer, axis, tile)
+            if all(tile not in Exposed(run).reads for run in _runs(result)):
+                body = result
     return body
 
 
@@ -139,17 +139,17 @@ def _adds(s: Statement) -> bool:
 
 def _canonical(e: Expression) -> frozenset[tuple[object, float]]:
     """Return an index in a form that equal indices share: its terms, where remainders have reduced constants."""
-    made = Counter[object]()
+    result = Counter[object]()
     for t, n in linear(e, {}).items():
         rest = _remainder(t)
         reduced = {} if rest is None else {u: m % rest[1] for u, m in linear(rest[0], {}).items() if m % rest[1]}
         if rest is None:
-            made[t] += n  # type: ignore[assignment]  # a factor is a whole number
+            result[t] += n  # type: ignore[assignment]  # a factor is a whole number
         elif set(reduced) <= {Literal(1)}:
-            made[Literal(1)] += n * reduced.get(Literal(1), 0)  # type: ignore[assignment]
+            result[Literal(1)] += n * reduced.get(Literal(1), 0)  # type: ignore[assignment]
         else:
-            made["%", rest[1], frozenset(reduced.items())] += n  # type: ignore[assignment]
-    return frozenset((t, n) for t, n in made.items() if n)
+            result["%", rest[1], frozenset(reduced.items())] += n  # type: ignore[assignment]
+    return frozenset((t, n) for t, n in result.items() if n)
 
 
 def _remainder(e: Expression) -> tuple[Expression, int] | None:
@@ -181,7 +181,7 @@ def _with_peeled(body: Body, *, may_clear: bool) -> Body:
     ``may_clear``: whether the first of them may clear the result of a product to which the others add.  Inside another
     loop, an earlier iteration may have written the result.
     """
-    made, rest = list[Statement](), list(body)
+    result, rest = list[Statement](), list(body)
     while rest:
         s = rest.pop(0)
         if isinstance(s, SerialLoop) and s.low == _ZERO and isinstance(s.high, Literal) and s.body:
@@ -190,11 +190,11 @@ def _with_peeled(body: Body, *, may_clear: bool) -> Body:
             if len(rest) >= size and [_form(x, "", 0) for x in rest[:size]] == last:
                 del rest[:size]
                 s = replace(s, high=Literal(count + 1))
-            if (longer := _with_first(made[-size:], s, may_clear=may_clear)) is not None:
-                del made[-size:]
+            if (longer := _with_first(result[-size:], s, may_clear=may_clear)) is not None:
+                del result[-size:]
                 s = longer
-        made.append(s)
-    return tuple(made)
+        result.append(s)
+    return tuple(result)
 
 
 def _with_first(before: Sequence[Statement], loop: SerialLoop, *, may_clear: bool) -> SerialLoop | None:
@@ -241,7 +241,7 @@ class _Pipeline:
         ):
             return None
         leads = {s.high.value for s in self.before if isinstance(s, SerialLoop) and isinstance(s.high, Literal)}
-        return next((made for lag in sorted(map(int, leads)) if (made := self.with_lag(lag)) is not None), None)
+        return next((result for lag in sorted(map(int, leads)) if (result := self.with_lag(lag)) is not None), None)
 
     def with_lag(self, lag: int) -> Body | None:
         """Return one loop if the first part runs ``lag`` tiles ahead of the second one."""
@@ -371,7 +371,7 @@ def _form(s: Statement, variable: str, shift: int, tile: Expression = _TILE) -> 
         return "reduction", _part(s.source), _part(s.target), s.word, s.axis, s.clears, s.cumulates
     if not isinstance(s, ParallelNest):
         return s
-    made = list[object]()
+    result = list[object]()
     for x in s.body:
         if not isinstance(x, Elementwise):
             return s
@@ -379,8 +379,8 @@ def _form(s: Statement, variable: str, shift: int, tile: Expression = _TILE) -> 
         at, value = ([substituted(e, names) for e in own] for own in (x.indices, (x.value,)))
         rule = None if x.condition is None else _value(substituted(x.condition, names))
         lengths = tuple(n for _, n in x.axes)
-        made.append((lengths, x.buffer, tuple(map(_canonical, at)), _value(value[0]), rule, x.is_added))
-    return "nest", tuple(made)
+        result.append((lengths, x.buffer, tuple(map(_canonical, at)), _value(value[0]), rule, x.is_added))
+    return "nest", tuple(result)
 
 
 def _part(x: BufferPart) -> object:

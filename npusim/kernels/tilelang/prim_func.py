@@ -332,9 +332,9 @@ class _PrimFuncReader:
         shape = tuple(self.number(n) for n in node.shape)
         strides = tuple(self.number(n) for n in node.strides)
         strides = strides or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        made = TileBuffer(self.name(str(node.name)), shape, self.format(str(node.dtype)), strides, is_global)
-        self.buffers[node] = made
-        return made
+        result = TileBuffer(self.name(str(node.name)), shape, self.format(str(node.dtype)), strides, is_global)
+        self.buffers[node] = result
+        return result
 
     # ------------------------------------------------------------ statements
     def statements(self, s: tirx.Stmt) -> tuple[Statement, ...]:
@@ -342,34 +342,34 @@ class _PrimFuncReader:
         before, self.line = self.line, _line_of(s) or self.line
         kind = type(s).__name__
         if kind == "SeqStmt":
-            made = tuple(x for inner in s.seq for x in self.statements(inner))
+            result = tuple(x for inner in s.seq for x in self.statements(inner))
         elif kind == "SBlockRealize":
-            made = self.statements(s.block)
+            result = self.statements(s.block)
         elif kind == "SBlock":
-            made = self.block(s)
+            result = self.block(s)
         elif kind == "For":
-            made = self.loop(s)
+            result = self.loop(s)
         elif kind == "Bind":
-            made = self.bound(s)
+            result = self.bound(s)
         elif kind == "IfThenElse" and (threads := self.group_of(s)) is not None:
             line = self.line
-            made = (CoreScope(threads, self.statements(s.then_case), line),)
+            result = (CoreScope(threads, self.statements(s.then_case), line),)
         elif kind == "IfThenElse":
             line, condition = self.line, self.expression(s.condition)
             then = self.statements(s.then_case)
             otherwise = self.statements(s.else_case) if s.else_case is not None else ()
-            made = (Conditional(condition, then, otherwise, line),)
+            result = (Conditional(condition, then, otherwise, line),)
         elif kind == "AttrStmt":
             self.annotated({str(s.attr_key): s.value} if str(s.attr_key) != _GROUP else {})
-            made = self.statements(s.body)
+            result = self.statements(s.body)
         elif kind == "BufferStore":
-            made = (ParallelNest((), (self.stored(s, (), None),), self.line),)
+            result = (ParallelNest((), (self.stored(s, (), None),), self.line),)
         elif kind == "Evaluate":
-            made = self.called(s.value)
+            result = self.called(s.value)
         else:
             raise self.refuse(f"npusim has no rule for the statement {kind}")
         self.line = before
-        return made
+        return result
 
     def group_of(self, s: tirx.IfThenElse) -> str | None:
         """Return the threads ``first:end`` of a warp group (``T.ws``); None for another if."""
@@ -398,9 +398,9 @@ class _PrimFuncReader:
         for b in s.alloc_buffers:
             if str(b.scope()) == "shared.barrier" and str(b.data.name) in self.barriers:
                 continue
-            made = self.buffer(b)
+            result = self.buffer(b)
             if str(b.scope()).startswith("local"):
-                self.registers.add(made)
+                self.registers.add(result)
         return self.statements(s.body)
 
     def annotated(self, annotations: Mapping[str, object]) -> None:
@@ -413,8 +413,8 @@ class _PrimFuncReader:
     def bound(self, s: tirx.Bind) -> tuple[Statement, ...]:
         if type(s.value).__name__ == "Call" and "launch_thread_idx" in str(s.value.op):
             # the number is refused where it is read
-            self.variables[s.var] = made = Variable(f"thread_{len(self.variables)}")
-            self.thread = self.thread or made
+            self.variables[s.var] = result = Variable(f"thread_{len(self.variables)}")
+            self.thread = self.thread or result
             return ()
         if self.is_of_later_loop(s.value):
             self.deferred[s.var] = s.value
@@ -477,9 +477,9 @@ class _PrimFuncReader:
             return [x for inner in s.seq for x in self.in_nest(inner, axes, condition)]
         if kind == "Bind":
             name = self.name(str(s.var.name))
-            made = BoundValue(name, self.expression(s.value), self.line)
+            result = BoundValue(name, self.expression(s.value), self.line)
             self.variables[s.var] = Variable(name)
-            return [made]
+            return [result]
         if kind == "BufferStore":
             return [self.stored(s, axes, condition)]
         if kind == "IfThenElse":
@@ -513,11 +513,11 @@ class _PrimFuncReader:
         first, count = self.number(s.min), self.number(s.extent)
         if count > _MOST_REPEATED:
             raise self.refuse(f"a T.Parallel nest contains a loop of {count} iterations; allowed: {_MOST_REPEATED}")
-        made = list[Elementwise | BoundValue]()
+        result = list[Elementwise | BoundValue]()
         for n in range(first, first + count):
             self.variables[s.loop_var] = Literal(n)
-            made += self.in_nest(s.body, axes, condition)
-        return made
+            result += self.in_nest(s.body, axes, condition)
+        return result
 
     def stored(
         self, s: tirx.BufferStore, axes: tuple[tuple[str, int], ...], condition: Expression | None
@@ -727,7 +727,7 @@ def _chosen(
     """Return the assignments of both branches of an if, which assign the same elements, as assignments that choose a
     value; None for other statements.
     """
-    made = list[Elementwise | BoundValue]()
+    result = list[Elementwise | BoundValue]()
     if len(then) != len(otherwise):
         return None
     for a, b in zip(then, otherwise, strict=True):
@@ -735,8 +735,8 @@ def _chosen(
             return None
         if a.buffer is not b.buffer or a.buffer.is_global or (a.axes, a.indices) != (b.axes, b.indices):
             return None
-        made.append(replace(a, value=chosen_value(condition, a.value, b.value)))
-    return made
+        result.append(replace(a, value=chosen_value(condition, a.value, b.value)))
+    return result
 
 
 def _without_factor(e: Expression, name: str, factor: int) -> Expression | None:

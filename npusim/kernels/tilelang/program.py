@@ -296,8 +296,8 @@ def _jit(language: Language, *arguments: object, **options: object) -> object:
                 assert isinstance(again, PrimFunc)
                 return replace(again, sizes=sizes)
 
-            made = _configured(function(*values, **named), options)
-            return replace(made, remade=remade) if isinstance(made, PrimFunc) and made.symbols else made
+            result = _configured(function(*values, **named), options)
+            return replace(result, remade=remade) if isinstance(result, PrimFunc) and result.symbols else result
 
         called.__dict__["__wrapped__"] = function
         called.__dict__["__jit_impl__"] = SimpleNamespace(target=str(options.get("target", "auto")))
@@ -378,10 +378,10 @@ def _autotune(language: Language, *arguments: object, configs: object = None, **
             own = [dict(c) for c in listed] if isinstance(listed, list | tuple) else []
             if not own or any(n in named or (n in order and order.index(n) < len(values)) for n in own[0]):
                 return function(*values, **named)
-            made = [(function(*values, **{**named, **config}), config) for config in own]
-            kernels = tuple((kernel, config) for kernel, config in made if isinstance(kernel, PrimFunc))
-            if len(kernels) < len(made):
-                return made[0][0]
+            result = [(function(*values, **{**named, **config}), config) for config in own]
+            kernels = tuple((kernel, config) for kernel, config in result if isinstance(kernel, PrimFunc))
+            if len(kernels) < len(result):
+                return result[0][0]
             first = replace(kernels[0][0], tuned=kernels)
             if language.launched is not None:  # in the form in which a tuner launches them
                 language.launched(first, (), {})
@@ -441,20 +441,20 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
     with stand_ins(path, language), redirect_stdout(sys.stderr):  # text that the program prints is not a result
         try:
             names = runpy.run_path(str(path), run_name="npusim_checked")
-            made = names.get(name)
-            if callable(made) and not isinstance(made, PrimFunc):
-                made = _called(path, name, made, arguments, language)
+            result = names.get(name)
+            if callable(result) and not isinstance(result, PrimFunc):
+                result = _called(path, name, result, arguments, language)
         except SpecError:
             raise
         except Exception as error:
             raise SpecError(f"{place_in(error, str(path))}: {type(error).__name__}: {error}") from error
-    if not isinstance(made, PrimFunc):
+    if not isinstance(result, PrimFunc):
         offered = [n for n, x in names.items() if isinstance(x, PrimFunc) or inspect.isfunction(x)]
         listed = ", ".join(n for n in offered if not n.startswith("_"))
         raise SpecError(
             f"{path}: {name!r} is not a T.prim_func and returns none; the file's functions: {listed or 'none'}"
         )
-    return made
+    return result
 
 
 def _called(
@@ -470,11 +470,11 @@ def _called(
     positive = {n: x for n, x in sizes.items() if isinstance(x, int | Growing) and not isinstance(x, bool) and x > 0}
     numbers = cast("dict[str, int]", positive)  # an integer that grows is computed like other integers
     with language.sized(numbers):
-        made = function(**own)
+        result = function(**own)
     if unknown := [n for n in sizes if n not in numbers or n not in language.asked]:
         listed = ", ".join([*parameters, *(n for n in language.asked if n not in parameters)]) or "none"
         raise SpecError(f"{path}::{name}: there is no argument {', '.join(unknown)}; allowed: {listed}")
-    return replace(made, sizes=numbers) if isinstance(made, PrimFunc) else made
+    return replace(result, sizes=numbers) if isinstance(result, PrimFunc) else result
 
 
 def argument_values(texts: Sequence[str]) -> dict[str, object]:

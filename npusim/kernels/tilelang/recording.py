@@ -258,10 +258,10 @@ class RecordedKernel:
         except NpusimError as error:  # a format that is not read
             self._add_refused(str(error))
             return self._unread_outputs(by_number)
-        made = [_empty(parameters[i]) for i in self._outputs if i not in by_number]
-        by_number |= dict(zip((i for i in self._outputs if i not in by_number), made, strict=True))
+        result = [_empty(parameters[i]) for i in self._outputs if i not in by_number]
+        by_number |= dict(zip((i for i in self._outputs if i not in by_number), result, strict=True))
         self._add([by_number[i] for i in range(len(parameters))], parameters, sizes)
-        return made[0] if len(made) == 1 else made or None
+        return result[0] if len(result) == 1 else result or None
 
     def _in_order(self, count: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """Return arguments that are given by name in the order of the parameters after the first ``count``."""
@@ -286,12 +286,12 @@ class RecordedKernel:
         """Return the outputs of a launch that is not read, with the right shapes and, if PyTorch has them, the right
         formats.
         """
-        torch, made = import_module("torch"), list[object]()
+        torch, result = import_module("torch"), list[object]()
         for i in (i for i in self._outputs if i not in given):
             buffer = self.prim_func.buffer_map[self.prim_func.params[i]]
             shape = [int(n) if type(n).__name__ == "IntImm" else 1 for n in buffer.shape]
-            made.append(torch.empty(shape, dtype=getattr(torch, str(buffer.dtype), torch.uint8)))
-        return made[0] if len(made) == 1 else made or None
+            result.append(torch.empty(shape, dtype=getattr(torch, str(buffer.dtype), torch.uint8)))
+        return result[0] if len(result) == 1 else result or None
 
     def _add(
         self,
@@ -311,13 +311,13 @@ class RecordedKernel:
             if why := difference(p, arguments[name]):
                 raise SpecError(f"{name_of(self.prim_func)}: {name}: {why}")
         kernels = [_read(v, sizes) for v in self._variants]
-        made = next((k for k in kernels if not isinstance(k, str)), None)
+        result = next((k for k in kernels if not isinstance(k, str)), None)
         for name, scratch in (
-            (b.name, b) for kernel in made or () for b in kernel.parameters if isinstance(b, TileBuffer)
+            (b.name, b) for kernel in result or () for b in kernel.parameters if isinstance(b, TileBuffer)
         ):
             if name not in arguments:
                 arguments[name] = self._recorder.argument(name, _empty(scratch))
-        for number, kernel in enumerate(made or [None]):
+        for number, kernel in enumerate(result or [None]):
             listed = [_configuration(v, k, number) for v, k in zip(self._variants, kernels, strict=True)]
             given = arguments
             if kernel is not None:

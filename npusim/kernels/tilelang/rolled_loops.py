@@ -50,7 +50,7 @@ class _UnlikeError(Exception):
 
 def rolled(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
     """Return statements with loops in place of written-out iterations; ``live``: tiles that are read after them."""
-    made, rest = list[Statement](), list(body)
+    result, rest = list[Statement](), list(body)
     while rest:
         s = rest.pop(0)
         after = Exposed(rest).reads | live
@@ -60,8 +60,8 @@ def rolled(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Bo
             s = _with_fewer(s, after)
             while (longer := _with_next(s, rest, live)) is not None:
                 s, rest = longer, rest[len(longer.body) :]
-        made.append(s)
-    return tuple(made)
+        result.append(s)
+    return tuple(result)
 
 
 def _with_fewer(loop: SerialLoop, live: Set[TileBuffer]) -> SerialLoop:
@@ -118,10 +118,10 @@ def _moved(body: Sequence[Statement], variable: str, count: int, place: int | No
             parts += [_times(own, by), Literal(by // count * place)]
         return reduce(lambda a, b: Applied("+", (a, b)), parts)
 
-    made = changed(body, element)
+    result = changed(body, element)
     if not is_used:
         raise _UnlikeError
-    return made
+    return result
 
 
 def _times(term: Expression, by: float) -> Expression:

@@ -46,15 +46,15 @@ class _OtherPlaceError(Exception):
 
 def with_parts_apart(body: Sequence[Statement]) -> Body:
     """Return statements with a separate tile for each part of those tiles that are accessed only in equal parts."""
-    made, tried = tuple(body), set[tuple[TileBuffer, int]]()
+    result, tried = tuple(body), set[tuple[TileBuffer, int]]()
     while True:
-        every = (b for s in walked(made) for b in _buffers_of(s))
+        every = (b for s in walked(result) for b in _buffers_of(s))
         found = ((b, d) for b in dict.fromkeys(every) if not b.is_global for d in b.dims if (b, d) not in tried)
         if (one := next(found, None)) is None:
-            return made
+            return result
         tried.add(one)
         try:
-            made = _PartTiles.of(made, *one).statements(made)
+            result = _PartTiles.of(result, *one).statements(result)
         except _OtherPlaceError:
             continue
 

@@ -108,27 +108,27 @@ def _leaves(
 
 def without_slots(body: Sequence[Statement], others: Set[TileBuffer] = frozenset()) -> Body:
     """Return statements with tiles in place of slots of tiles; ``others``: tiles that statements elsewhere access."""
-    made, known = _with_branches(body, others), set[tuple[TileBuffer, int]]()
+    result, known = _with_branches(body, others), set[tuple[TileBuffer, int]]()
     while True:
-        found = next((c for c in _candidates(made) if c not in known and c[0] not in others), None)
+        found = next((c for c in _candidates(result) if c not in known and c[0] not in others), None)
         if found is None:
-            return made
+            return result
         known.add(found)
-        ring = _Ring(made, *found)
-        made = ring.removed() or made
+        ring = _Ring(result, *found)
+        result = ring.removed() or result
 
 
 def _with_branches(body: Sequence[Statement], others: Set[TileBuffer]) -> Body:
     """Return statements with tiles in place of slots that only one branch of an if accesses."""
     used = [{x.buffer for x in accesses([s])} for s in body]
-    made = list(body)
+    result = list(body)
     for i, s in enumerate(body):
         if isinstance(s, Conditional):
             outside = set(others).union(*used[:i], *used[i + 1 :])
             ways = [{x.buffer for x in accesses(b)} for b in (s.then, s.otherwise)]
             then, otherwise = without_slots(s.then, outside | ways[1]), without_slots(s.otherwise, outside | ways[0])
-            made[i] = replace(s, then=then, otherwise=otherwise)
-    return tuple(made)
+            result[i] = replace(s, then=then, otherwise=otherwise)
+    return tuple(result)
 
 
 def _candidates(body: Body) -> Iterator[tuple[TileBuffer, int]]:
@@ -274,18 +274,18 @@ class _Ring:
         gone = [id(leaf.statement) for leaf in (*copies, *outside)]
 
         def without(statements: Iterable[Statement]) -> Body:
-            made = list[Statement]()
+            result = list[Statement]()
             for s in statements:
                 if id(s) in gone:
                     continue
                 if isinstance(s, SerialLoop):
-                    made.append(replace(s, body=(*([first] if s is loop else []), *without(s.body))))
+                    result.append(replace(s, body=(*([first] if s is loop else []), *without(s.body))))
                 elif isinstance(s, Conditional):
                     then, otherwise = without(s.then), without(s.otherwise)
-                    made += [replace(s, then=then, otherwise=otherwise)] if then or otherwise else []
+                    result += [replace(s, then=then, otherwise=otherwise)] if then or otherwise else []
                 else:
-                    made.append(s)
-            return tuple(made)
+                    result.append(s)
+            return tuple(result)
 
         return self.replaced(without(self.body), lambda x: self.tile)
 
@@ -310,8 +310,8 @@ class _Ring:
         def of(index: Expression) -> TileBuffer:
             return self.tile if _offset(index, loop.variable, self.slots) in (at, None) else older
 
-        made = self.replaced(self.body, of, fills=older)
-        inside = next(s for s in walked(made) if isinstance(s, SerialLoop) and s.variable == loop.variable)
+        result = self.replaced(self.body, of, fills=older)
+        inside = next(s for s in walked(result) if isinstance(s, SerialLoop) and s.variable == loop.variable)
         exposed = Exposed(inside.body)
         if self.tile in exposed.reads or self.tile not in exposed.writes:
             return None
@@ -327,7 +327,7 @@ class _Ring:
                 for s in statements
             )
 
-        return ended(made)
+        return ended(result)
 
     def replaced(self, body: Body, of: Callable[[Expression], TileBuffer], fills: TileBuffer | None = None) -> Body:
         """Return statements with other tiles in place of slots; ``fills``: a second tile, which a fill of all slots

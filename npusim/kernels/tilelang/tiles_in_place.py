@@ -65,10 +65,10 @@ class TilesInPlace(ABC):
         return [with_bodies(own, lambda _: next(each))]
 
     def _value(self, e: Expression, nest: ParallelNest | None) -> Expression:
-        made = with_inner(e, lambda x: self._value(x, nest))
-        if not isinstance(made, BufferElement) or made.buffer is not self.buffer:
-            return made
-        return self.element(made.indices, nest)
+        result = with_inner(e, lambda x: self._value(x, nest))
+        if not isinstance(result, BufferElement) or result.buffer is not self.buffer:
+            return result
+        return self.element(result.indices, nest)
 
     def _part(self, part: BufferPart) -> BufferPart:
         return self.tile_part(part) if part.buffer is self.buffer else part
@@ -80,6 +80,6 @@ class TilesInPlace(ABC):
             target = self.element(x.indices, s)
             return replace(x, buffer=target.buffer, indices=target.indices)
 
-        (made,) = changed([s], lambda e: self._value(e, s))
-        assert isinstance(made, ParallelNest)
-        return replace(made, body=tuple(map(on_tile, made.body)))
+        (result,) = changed([s], lambda e: self._value(e, s))
+        assert isinstance(result, ParallelNest)
+        return replace(result, body=tuple(map(on_tile, result.body)))

@@ -136,8 +136,8 @@ def folded(word: str, a: float, b: float) -> float | None:
         return int(a) << int(b) if word == "<<" else int(a) >> int(b)
     if word in ("min", "max"):
         return min(a, b) if word == "min" else max(a, b)
-    made = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-    return made[word](a, b) if word in made else None
+    result = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+    return result[word](a, b) if word in result else None
 
 
 def wrapped(x: float, fmt: str) -> int:
@@ -145,8 +145,8 @@ def wrapped(x: float, fmt: str) -> int:
     if fmt == "bool":
         return int(bool(x))
     span = 1 << int(TYPES[fmt][1:])
-    made = int(x) % span
-    return made - span if not fmt.startswith("u") and made >= span // 2 else made
+    result = int(x) % span
+    return result - span if not fmt.startswith("u") and result >= span // 2 else result
 
 
 def is_within(x: float, fmt: str) -> bool:
@@ -355,10 +355,10 @@ class _Writer:
         ranges = self.ranges | {name: (0, n - 1) for name, n in self.axes}
         if e.word in ("//", "%") and interval(e.operands[1], ranges)[0] < 1:
             raise refused(self.line, f"the right side of {e.word} may be below 1, which is not supported")
-        made = self.of_two(e.word, *(self.value(x) for x in e.operands))
-        if e.word in ("//", "%") and made.number is None and interval(e.operands[0], ranges)[0] < 0:
-            return self.floored(e.word, made, *(self.value(x) for x in e.operands))
-        return made
+        result = self.of_two(e.word, *(self.value(x) for x in e.operands))
+        if e.word in ("//", "%") and result.number is None and interval(e.operands[0], ranges)[0] < 0:
+            return self.floored(e.word, result, *(self.value(x) for x in e.operands))
+        return result
 
     def decided(self, e: Expression) -> bool | None:
         """Return the result of a comparison of whole numbers, if bounds decide it; None for another condition."""
@@ -393,9 +393,9 @@ class _Writer:
         a, b = self.promoted(a, b)
         whole = a.fmt not in FLOATS
         if a.number is not None and b.number is not None and (whole or (word == "*" and abs(b.number) == 1)):
-            made = folded(word, a.number, b.number)
-            if made is not None:
-                return self.constant(made, a.shape or b.shape, a.fmt)
+            result = folded(word, a.number, b.number)
+            if result is not None:
+                return self.constant(result, a.shape or b.shape, a.fmt)
         a, b = self.alike(a, b)
         if word in _RELATIONS:
             sign = ("" if word in ("eq", "ne") else "u" if a.fmt.startswith("u") else "s") if whole else "o"
@@ -485,9 +485,9 @@ class _Writer:
             rules += [Applied("ge", (index, Literal(0)))] if low < 0 else []
         if not rules:
             return ""
-        made = [self.widened(self.value(rule), shape) for rule in rules]
-        whole = made[0]
-        for rule in made[1:]:
+        result = [self.widened(self.value(rule), shape) for rule in rules]
+        whole = result[0]
+        for rule in result[1:]:
             whole = self.op(f"arith.andi %{whole.name}, %{rule.name} : {whole.type}", shape, "bool")
         return f", %{whole.name}"
 
@@ -551,11 +551,11 @@ class _Writer:
         """Use a value as that of a tile; it has the tile's name if the last operation computed it."""
         v = self.cast(v, buffer.fmt)
         v = self.reshaped(v, tuple(n for n in v.shape if n != 1) if v.shape else buffer.block)
-        made = f"{'  ' * self.depth}%{v.name} = "
+        result = f"{'  ' * self.depth}%{v.name} = "
         is_named = v.name in {x.name for x in (*self.tiles.values(), *self.values.values())}
-        if v.number is None and not is_named and self.lines and self.lines[-1].startswith(made):
+        if v.number is None and not is_named and self.lines and self.lines[-1].startswith(result):
             name = self.fresh(buffer.name)
-            self.lines[-1] = self.lines[-1].replace(made, f"{'  ' * self.depth}%{name} = ", 1)
+            self.lines[-1] = self.lines[-1].replace(result, f"{'  ' * self.depth}%{name} = ", 1)
             v = replace(v, name=name)
         self.tiles[buffer] = v
         self.origins.pop(buffer, None)
@@ -573,19 +573,19 @@ class _Writer:
         names = {name for name, _ in self.axes} | {i for i, n in self.limits.items() if n == 1}
         axes = [i.name if isinstance(i, Variable) and i.name in names else f"none {d}" for d, i in enumerate(x.indices)]
         inside = names - set(axes) | (self.values.keys() - self.outside)
-        made = self.of_tensors(value) if x.condition is None else None
-        if made is None or variables_of([made]) & inside:
+        result = self.of_tensors(value) if x.condition is None else None
+        if result is None or variables_of([result]) & inside:
             return None
         if not isinstance(value, BufferElement):
             formats.append("")
         else:
             formats.append(value.buffer.fmt)
-        if not isinstance(made, BufferElement) or not all(map(is_exact, formats[1:], formats)):
+        if not isinstance(result, BufferElement) or not all(map(is_exact, formats[1:], formats)):
             for fmt in formats[-2::-1]:
-                made = Applied("cast", (made,), fmt)
-            if sum(1 for _ in parts_of(made)) > _MOST_PARTS:
+                result = Applied("cast", (result,), fmt)
+            if sum(1 for _ in parts_of(result)) > _MOST_PARTS:
                 return None
-        return TileOrigin(tuple(axes), made)
+        return TileOrigin(tuple(axes), result)
 
     def of_tensors(self, e: Expression) -> Expression | None:
         """Return an expression with the sources of tiles in place of the tiles; None if a tile has no such sources."""
@@ -602,8 +602,8 @@ class _Writer:
             known = [i for i in indices if i is not None]
             return None if origin is None or len(known) < len(indices) else origin.at(known)
         inner = e.operands if isinstance(e, Applied) else e.indices if isinstance(e, BufferElement) else ()
-        made = {x: self.of_tensors(x) for x in inner}
-        return None if None in made.values() else with_inner(e, lambda x: made[x] or x)
+        result = {x: self.of_tensors(x) for x in inner}
+        return None if None in result.values() else with_inner(e, lambda x: result[x] or x)
 
     def forget(self, buffers: Sequence[TileBuffer]) -> None:
         """Remove the origins of tiles that are written, and those of copies of tensors that are written."""
@@ -771,11 +771,11 @@ class _Writer:
         text = (
             f"tt.dot %{a.name}, %{b.name}, %{start.name}, inputPrecision = tf32 : {a.type} * {b.type} -> {start.type}"
         )
-        made = self.op(text, shape, start.fmt, s.c.buffer.name)
+        result = self.op(text, shape, start.fmt, s.c.buffer.name)
         if is_of_integers:
-            made = self.cast(made, before.fmt)
-            made = made if before.number == 0 else self.of_two("+", before, made)
-        self.tiles[s.c.buffer] = made
+            result = self.cast(result, before.fmt)
+            result = result if before.number == 0 else self.of_two("+", before, result)
+        self.tiles[s.c.buffer] = result
         self.forget([s.c.buffer])
 
     def second(self, buffer: TileBuffer) -> TileValue:
@@ -950,14 +950,14 @@ def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
     computes only from tiles.
     """
     if not s.otherwise:
-        made = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
+        result = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]
     elif len(s.then) == len(s.otherwise):
-        made = [_choice(s.condition, x, y, s.line) for x, y in zip(s.then, s.otherwise, strict=True)]
+        result = [_choice(s.condition, x, y, s.line) for x, y in zip(s.then, s.otherwise, strict=True)]
     else:
         return None
-    nests = tuple(x for x in made if x is not None)
+    nests = tuple(x for x in result if x is not None)
     written, asked = written_tiles(nests[:-1]), tiles_read([s.condition])
-    return nests if len(nests) == len(made) and not asked & set(written) else None
+    return nests if len(nests) == len(result) and not asked & set(written) else None
 
 
 def _unchanged(s: Statement) -> ParallelNest | None:

@@ -63,15 +63,15 @@ def in_text_order(
 
 def _plain(body: Iterable[Statement]) -> Body:
     """Return statements without the groups and barriers around them."""
-    made = list[Statement]()
+    result = list[Statement]()
     for s in body:
         if isinstance(s, CoreScope):
-            made += _plain(s.body)
+            result += _plain(s.body)
         elif isinstance(s, BarrierStep):
-            made += [] if s.copy is None else [s.copy]
+            result += [] if s.copy is None else [s.copy]
         else:
-            made.append(with_bodies(s, _plain))
-    return tuple(made)
+            result.append(with_bodies(s, _plain))
+    return tuple(result)
 
 
 @dataclass(slots=True)
@@ -309,8 +309,8 @@ class _Order:
 def _placed(start: Sequence[Expression], known: Mapping[str, int]) -> tuple[Expression, ...]:
     """Return the first element of a part with the numbers of loops."""
     by = {name: Literal(n) for name, n in known.items()}
-    made = (substituted(x, by) for x in start)
-    return tuple(x if (n := number_of(x, {})) is None else Literal(int(n)) for x in made)
+    result = (substituted(x, by) for x in start)
+    return tuple(x if (n := number_of(x, {})) is None else Literal(int(n)) for x in result)
 
 
 Region = tuple[TileBuffer, tuple[Expression, ...], tuple[int, ...]]

@@ -46,17 +46,17 @@ class _OtherLoopError(Exception):
 
 def with_whole_parts(body: Sequence[Statement], live: Set[TileBuffer] = frozenset()) -> Body:
     """Return statements on whole tiles in place of loops over parts; ``live``: tiles that are read after them."""
-    made = list[Statement]()
+    result = list[Statement]()
     for i, s in enumerate(body):
         after = Exposed(body[i + 1 :]).reads | live
         inner = after | (Exposed(s.body).reads if isinstance(s, SerialLoop) else set())
         try:
             if not isinstance(s, SerialLoop):
                 raise _OtherLoopError
-            made += _Parts(s, after).whole()
+            result += _Parts(s, after).whole()
         except _OtherLoopError:
-            made.append(with_bodies(s, partial(with_whole_parts, live=inner)))
-    return tuple(made)
+            result.append(with_bodies(s, partial(with_whole_parts, live=inner)))
+    return tuple(result)
 
 
 class _Parts:
@@ -163,8 +163,8 @@ class _Parts:
         axes = tuple((n, count * self.count if n == self.moved[at] else count) for n, count in x.axes)
         value = with_buffers(self.without_number(x.value, is_index=False), tiles)
         indices = tuple(self.without_number(i, is_index=True) for i in x.indices)
-        made = replace(x, axes=axes, buffer=tiles.get(x.buffer, x.buffer), indices=indices, value=value)
-        return ParallelNest(axes, (made,), x.line)
+        result = replace(x, axes=axes, buffer=tiles.get(x.buffer, x.buffer), indices=indices, value=value)
+        return ParallelNest(axes, (result,), x.line)
 
     def without_number(self, e: Expression, *, is_index: bool) -> Expression:
         """Return an expression without the number of the part, which only indices contain."""

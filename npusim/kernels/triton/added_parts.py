@@ -67,28 +67,28 @@ def atomics_apart(function: Function) -> list[Function]:
     is_other = any(len(of) > 1 for of in atomics.values()) or accessed & {*roots}
     if len(roots) < 2 or len(atomics) > len(roots) or is_other or any({*atomics} & {*o.operands} for o in every):
         return []
-    made = list[Function]()
+    result = list[Function]()
     for root in (*roots, ""):
         kept = [o for o in every if root and atomics.get(next(iter(o.results), "")) == {root}]
         kept += [o for o in every if not root and o.name in STORES]
         if kept:
-            made.append(function._replace(operations=needed_by(*_with_effects(function.operations, kept))))
-    return made
+            result.append(function._replace(operations=needed_by(*_with_effects(function.operations, kept))))
+    return result
 
 
 def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op], list[Op]]:
     """Return the operations that only some effects need, and those of the effects that are inside them."""
-    made, having = list[Op](), list[Op]()
+    result, having = list[Op](), list[Op]()
     for op in operations:
         if op in kept:
-            made.append(op)
+            result.append(op)
             having.append(op)
         elif op.name not in STORES and not op.name.startswith("tt.atomic"):
             (body, own), (otherwise, others) = (_with_effects(x, kept) for x in (op.body, op.otherwise))
             one = replace(op, body=body, otherwise=otherwise) if op.body or op.otherwise else op
-            made.append(one)
+            result.append(one)
             having += [one] if own or others else []
-    return made, having
+    return result, having
 
 
 def parts_apart(
@@ -115,7 +115,7 @@ def parts_apart(
         name: replace(own, name=name, sizes=sizes, by=by, parts=count),
         total: replace(own, name=total, sums=count),
     }
-    made, pointers = makers(every), set[str]()
+    result, pointers = makers(every), set[str]()
 
     def stored(operations: Sequence[Op]) -> list[Op]:
         """Return operations with a store of a part in place of each atomic addition."""
@@ -125,7 +125,7 @@ def parts_apart(
                 listed.append(replace(op, body=stored(op.body), otherwise=stored(op.otherwise)))
                 continue
             pointer, value, *mask = op.operands
-            chain, into = _into_parts(op, pointer, (root, name), fmt, span, made)
+            chain, into = _into_parts(op, pointer, (root, name), fmt, span, result)
             pointers.add(into)
             listed += [*chain, Op("tt.store", [], [into, value, *mask], "tt.store", "", op.line)]
         return listed

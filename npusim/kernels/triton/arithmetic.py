@@ -338,8 +338,8 @@ class Arithmetic(Draft, ABC):
 
     def _linear(self, op: Op, a: Affine, b: Affine) -> Affine:
         begins = op.name not in ("arith.remsi", "arith.remui") or not self.choices.way("lists_remainders")
-        made, wraps = integers(op, a, b, begins=begins)
-        return made if wraps is None else self._said_to_wrap(op, made, wraps)
+        result, wraps = integers(op, a, b, begins=begins)
+        return result if wraps is None else self._said_to_wrap(op, result, wraps)
 
     def _linear_or_listed(self, op: Op, a: Affine, b: Affine) -> Known:
         """Return the result of an operation of two integers: linear along a block's axes, a list along one axis, or all
@@ -380,8 +380,8 @@ class Arithmetic(Draft, ABC):
 
     def _of_masks(self, op: Op, name: str, a: Known, b: Known) -> Known:
         """Return two masks joined; at least one of them is a mask of compared values, or a mask by a table."""
-        if (made := self._of_tables(op, name, a, b)) is not None:
-            return made
+        if (result := self._of_tables(op, name, a, b)) is not None:
+            return result
         a, b = (self._of_table(op, x) if isinstance(x, ListedMask) else x for x in (a, b))
         a, b = (a, b) if isinstance(a, ValueComparison) else (b, a)
         assert isinstance(a, ValueComparison)
@@ -441,19 +441,19 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(a, Affine) or not isinstance(b, Affine):
             raise op.fail("a comparison of masks, or of computed values, is not supported here")
-        self._set(op, made := compared(op, relation, a, b))
+        self._set(op, result := compared(op, relation, a, b))
         if self.choices.chooses_lanes and any(op.results[0] in self._made_of(n) for n in self._store_masks):
-            self.stored_lanes |= {_lanes_of(r, d) for r, d in made.of if not np.ptp(d.base)}
+            self.stored_lanes |= {_lanes_of(r, d) for r, d in result.of if not np.ptp(d.base)}
 
     def _as_loaded(self, op: Op, *values: Affine | Listed) -> list[Affine | Listed]:
         """Return integers with 0 in place of those that the mask of their load hides without giving another number."""
-        made = list[Affine | Listed]()
+        result = list[Affine | Listed]()
         for x in values:
             is_open = isinstance(x, Listed) and x.beyond is None and any(n is not None for n in x.at.limits())
-            made.append(replace(x, beyond=0) if is_open and isinstance(x, Listed) else x)
+            result.append(replace(x, beyond=0) if is_open and isinstance(x, Listed) else x)
             why = "integers that a mask without other=... hides are 0 here, as in compiled code for GPUs"
             self.notes += [f"{op.line}: {why}"] if is_open else []
-        return made
+        return result
 
     def _refuse_undefined(self, op: Op, a: Affine, b: Affine) -> None:
         """Raise `ProgramError` if a program divides by 0, or shifts by at least the number of bits of the type."""
@@ -557,8 +557,8 @@ class Arithmetic(Draft, ABC):
         text = self._combined(op, how, a, b)
         is_seen = all(x.is_seen or _is_alike(x) for x in blocks)
         is_even = pad is None and how != "/" and all(map(_is_one_number, (a, b)))
-        made = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
-        self._bind(op, replace(made, held=held, is_seen=is_seen, is_even=is_even))
+        result = Floats(text, axes, blocks[0].fmt, pad, factors=factors, place=place, is_low=is_low)
+        self._bind(op, replace(result, held=held, is_seen=is_seen, is_even=is_even))
 
     def _is_inverted(self, op: Op, divisor: Known) -> bool:
         """Return whether compiled code multiplies by an inverse in place of a division, and only additions contract the
@@ -643,11 +643,11 @@ class Arithmetic(Draft, ABC):
         pad = (kept if kept == other else None) if chosen is None else kept if chosen else other
         states = {x.held for x in (a, b) if isinstance(x, Floats)}
         held = states.pop() if len(states) == 1 and len(blocks) > 1 else None  # chosen or not, it is the same state
-        made = Floats(text, self._joined(mask.of, *blocks), fmt, pad, held=held)
+        result = Floats(text, self._joined(mask.of, *blocks), fmt, pad, held=held)
         if mask.within is None:
-            self._bind(op, made)
+            self._bind(op, result)
         elif isinstance(b, Number):
-            self._selected(op, mask.within, made, b)
+            self._selected(op, mask.within, result, b)
         else:
             raise op.fail(
                 "tl.where has a mask that compares both values and indices; its third argument must then be a number"
@@ -800,9 +800,9 @@ class Arithmetic(Draft, ABC):
             ones = self._spread(Floats("1.0", (None,) * len(shape), fmt), shape)
             self._arith_select(op, x, replace(ones, pad=1.0), Number(0.0, "0.0", shape))
             return
-        if not isinstance(x, Affine) or (made := positive(x)) is None:
+        if not isinstance(x, Affine) or (result := positive(x)) is None:
             raise op.fail("converting a mask or computed values to floats as unsigned integers is not supported")
-        self._arith_sitofp(op, made)
+        self._arith_sitofp(op, result)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         if not isinstance(x, Affine) or any(x.steps):
@@ -1187,19 +1187,19 @@ class Arithmetic(Draft, ABC):
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
         self.sums_by_format.add((a.fmt, fmt))
         pad = 0.0 if b.pad == 0.0 and not (b.is_transposed and self._has_unlike_rows(b.axes[1])) else None
-        made = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, pad, is_product=True)
+        result = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, pad, is_product=True)
         if isinstance(c, Number) and not c.value:
             is_alone = self._walk is not None or self._products == 1
-            self._bind(op, made) if is_alone else self._set(op, self._named(op, made, op.results[0]))
+            self._bind(op, result) if is_alone else self._set(op, self._named(op, result, op.results[0]))
             return
         if not isinstance(c, Floats):
             raise op.fail("adding a tl.dot to a number is not supported; start the accumulator with tl.zeros")
         is_sum = self._walk and self._walk.is_sum
         if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
-            text = self._named(op, made, f"{a.text}{b.text.removesuffix('j')}".upper()).text
-        pad = c.pad if made.pad == 0.0 else None
-        held = c.held if made.pad == a.pad == 0.0 else None
-        self._bind(op, Floats(f"({c.text} + {text})", self._joined(made, c), fmt, pad, held=held))
+            text = self._named(op, result, f"{a.text}{b.text.removesuffix('j')}".upper()).text
+        pad = c.pad if result.pad == 0.0 else None
+        held = c.held if result.pad == a.pad == 0.0 else None
+        self._bind(op, Floats(f"({c.text} + {text})", self._joined(result, c), fmt, pad, held=held))
 
     def _has_unlike_rows(self, axis: str | None) -> bool:
         """Return whether hidden rows of a block along an axis are unlike its hidden columns."""
@@ -1355,11 +1355,11 @@ class Arithmetic(Draft, ABC):
             for axis, most in filter(None, bounds):
                 limits[axis] = lesser(limits[axis], most)
             return replace(a, left=tuple(limits))
-        made = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
-        if made is None or a.of != b.of:
+        result = affine(np.where(truth(op, mask), elements(op, a), elements(op, b)))
+        if result is None or a.of != b.of:
             why = "tl.where chooses integers that are not linear along the axes of the block, which is not supported"
             raise NonlinearError(f"{op.line}: {why}")
-        return replace(made, of=a.of)
+        return replace(result, of=a.of)
 
     def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
         relation, d = mask.every[0]
@@ -1603,15 +1603,15 @@ class Arithmetic(Draft, ABC):
             is_like = (one.fmt, known.is_by_program) == (fmt, is_by_program) and np.array_equal(known.elements, matrix)
             if is_like and [*map(self.root, filter(None, one.axes))] == [*map(self.root, along)]:
                 return one  # one block represents all blocks of the same elements
-        made = Floats(name, own, fmt)
-        self.seen[name] = KnownBlock(made, np.asarray(matrix), op.line, is_by_program)
+        result = Floats(name, own, fmt)
+        self.seen[name] = KnownBlock(result, np.asarray(matrix), op.line, is_by_program)
         what = (
             "a tensor that each program reads its own block of"
             if is_by_program
             else ("a tensor that the program reads")
         )
         self.notes.append(f"{op.line}: the kernel uses indices as data outside of a loop; npusim treats them as {what}")
-        return made
+        return result
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""
@@ -1628,9 +1628,9 @@ class Arithmetic(Draft, ABC):
         text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(fmt)!r})"
         self._bind(op, Floats(text, self._joined(seen, *values), fmt, one if one == other else None))
-        made = self.values[op.results[0]]
-        if isinstance(made, Floats):
-            self.hidden.chosen[made.text] = seen.text, (one, other)
+        result = self.values[op.results[0]]
+        if isinstance(result, Floats):
+            self.hidden.chosen[result.text] = seen.text, (one, other)
 
 
 def _lanes_of(relation: str, d: Affine) -> tuple[str, int, tuple[int, ...]]:

@@ -55,26 +55,26 @@ def with_blocks_as_rows(function: Function) -> Function | None:
     operations = [*function.operations, *inside(function.operations)]
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
-    made = {r: o for o in operations for r in o.results} | carried_by(operations)
-    wide = {_operand_type(o) for o in operations if _joins_axes(o, made)}
+    result = {r: o for o in operations for r in o.results} | carried_by(operations)
+    wide = {_operand_type(o) for o in operations if _joins_axes(o, result)}
     blocks = {shape for shape in wide if len(shape) == _RANK and min(shape) > 1}
     if len(blocks) != 1:
         return None
     try:
-        return function._replace(operations=_Rows(operations, made, blocks.pop()).changed(function.operations))
+        return function._replace(operations=_Rows(operations, result, blocks.pop()).changed(function.operations))
     except OtherBlocksError:
         return None
 
 
 def carried_by(operations: list[Op]) -> dict[str, Op]:
     """Return the values that loops carry, and their results, each as an operation with its type."""
-    made = dict[str, Op]()
+    result = dict[str, Op]()
     for op in operations:
         if op.name == "scf.for" and len(op.operands) > _BOUNDS:
             types = TYPES.findall(op.text.partition("-> (")[2])
             for names in (op.operands[_BOUNDS::2], op.results):
-                made |= {n: Op("scf.carried", [n], [], "", t, op.line) for n, t in zip(names, types, strict=False)}
-    return made
+                result |= {n: Op("scf.carried", [n], [], "", t, op.line) for n, t in zip(names, types, strict=False)}
+    return result
 
 
 def _operand_type(op: Op) -> tuple[int, ...]:
@@ -261,7 +261,7 @@ def _rules_of(op: Op, x: Condition) -> Condition:
     """Return comparisons of a block in the form of comparisons of a row: a bound on rows becomes a bound on elements;
     other comparisons must be linear.
     """
-    made = list[tuple[str, Affine]]()
+    result = list[tuple[str, Affine]]()
     for rule in x.of:
         if (linear := _linear_rule(op, rule)) is None:
             why = (
@@ -269,8 +269,8 @@ def _rules_of(op: Op, x: Condition) -> Condition:
                 "supported"
             )
             raise op.fail(f"{why}; use a block with as many columns as the tensor, or sum the rows in a loop")
-        made.append(linear)
-    return Condition(tuple(made))
+        result.append(linear)
+    return Condition(tuple(result))
 
 
 def _linear_rule(op: Op, rule: tuple[str, Affine]) -> tuple[str, Affine] | None:

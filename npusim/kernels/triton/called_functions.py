@@ -50,13 +50,13 @@ def with_calls_inlined(operations: Sequence[Op], functions: Mapping[str, Called]
 
     A call remains if its function has an operation of another kind than `CHOICES`, or a loop of blocks.
     """
-    made: list[Op] = []
+    result: list[Op] = []
     for op in operations:
         body, otherwise = (with_calls_inlined(x, functions) for x in (op.body, op.otherwise))
         if op.name in ("tt.reduce", "tt.scan"):
             body = [x for each in body for x in _inlined(each, functions)]
-        made.append(replace(op, body=body, otherwise=otherwise) if op.body or op.otherwise else op)
-    return made
+        result.append(replace(op, body=body, otherwise=otherwise) if op.body or op.otherwise else op)
+    return result
 
 
 def _inlined(op: Op, functions: Mapping[str, Called]) -> list[Op]:
@@ -88,14 +88,14 @@ def _from(
     *operations, last = blocks[label].operations
     if path.count("@") > MOST_BRANCHES or any(o.name not in CHOICES or o.body for o in operations):
         return None
-    made: list[Op] = []
+    result: list[Op] = []
     for o in operations:
         operands = [names[n] for n in o.operands]
         names |= {r: f"{path}@{r}" for r in o.results}
-        made.append(replace(o, results=[names[r] for r in o.results], operands=operands))
+        result.append(replace(o, results=[names[r] for r in o.results], operands=operands))
     ends = [names[n] for n in last.operands]
     if last.name == "tt.return" and len(ends) == 1:
-        return made, ends[0]
+        return result, ends[0]
     if last.name not in ("cf.br", "cf.cond_br"):
         return None
     condition, given = (ends[:1], ends[1:]) if last.name == "cf.cond_br" else ([], ends)
@@ -105,11 +105,11 @@ def _from(
         inner = names | dict(zip(blocks[target].parameters, own, strict=True))
         if (way := _from(call, blocks, target, inner, f"{path}@{i}")) is None:
             return None
-        made += way[0]
+        result += way[0]
         results.append(way[1])
     if not condition:
-        return made, results[0]
+        return result, results[0]
     operands, name = [*condition, *results], f"{path}@chosen"
     text = f"arith.select {', '.join(f'%{n}' for n in operands)} : {call.type}"
     choice = replace(last, name="arith.select", results=[name], operands=operands, text=text, type=call.type)
-    return [*made, choice], name
+    return [*result, choice], name

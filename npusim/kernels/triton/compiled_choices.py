@@ -256,14 +256,14 @@ def _arithmetic(ptx: str) -> tuple[list[_Arithmetic], dict[str, list[str | int]]
     """Return the arithmetic of PTX, and the sources of each register: registers, constants, numbers of instructions."""
     code, sources = list[_Arithmetic](), dict[str, list[str | int]]()
     for name, first, rest, place in _instructions(ptx):
-        made = list[str | int]()
+        result = list[str | int]()
         if kind := _ARITHMETIC.match(name):
-            made = [len(code)]
+            result = [len(code)]
             code.append(_Arithmetic(kind[1] + kind[2], place, rest))
         elif name.startswith(_COPIES):
-            made = [r for x in rest[: 1 + name.startswith("selp")] for r in _REGISTER.findall(x) or [x]]
+            result = [r for x in rest[: 1 + name.startswith("selp")] for r in _REGISTER.findall(x) or [x]]
         for register in _REGISTER.findall(first):
-            sources.setdefault(register, []).extend(made)
+            sources.setdefault(register, []).extend(result)
     return code, sources
 
 
@@ -336,18 +336,18 @@ class _Registers:
         self._made: dict[str, list[str | None]] = {}
         packed = dict[str, list[str]]()
         for name, first, rest, place in _instructions(ptx):
-            made, sources = _REGISTER.findall(first), [r for x in rest for r in _REGISTER.findall(x)]
+            result, sources = _REGISTER.findall(first), [r for x in rest for r in _REGISTER.findall(x)]
             is_move = name.startswith("mov.")
-            if is_move and len(sources) > 1 and len(made) == 1:
-                packed[made[0]] = sources
-            elif is_move and len(made) > 1 and sources and len(packed.get(sources[0], ())) == len(made):
-                for register, source in zip(made, packed[sources[0]], strict=True):
+            if is_move and len(sources) > 1 and len(result) == 1:
+                packed[result[0]] = sources
+            elif is_move and len(result) > 1 and sources and len(packed.get(sources[0], ())) == len(result):
+                for register, source in zip(result, packed[sources[0]], strict=True):
                     self._made.setdefault(register, []).append(source)
                 continue
             if name.startswith("ld.global"):
                 sources = ["@" + place]
             unknown = [None] if name.startswith(_UNKNOWN_SOURCES) else []
-            for register in made:
+            for register in result:
                 self._made.setdefault(register, []).extend([*sources, *unknown])
 
     def loads(self, operands: Sequence[str]) -> frozenset[str] | None:

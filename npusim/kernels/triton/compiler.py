@@ -177,10 +177,10 @@ def compiled(
         if all(_content(f) == content for f, content in document.pop("files").items()):
             return Compiled(**document)
     with cache.alone(name):
-        made = _compile(source, architecture, (signature, constants, aligned), options, check)
-    files = {f: _content(f) for f in sorted(Locations(made.ttir).files())}
-    cache.store(name, stamp, json.dumps({**asdict(made), "files": files}).encode(), is_silent=True)
-    return made
+        result = _compile(source, architecture, (signature, constants, aligned), options, check)
+    files = {f: _content(f) for f in sorted(Locations(result.ttir).files())}
+    cache.store(name, stamp, json.dumps({**asdict(result), "files": files}).encode(), is_silent=True)
+    return result
 
 
 @lru_cache(maxsize=1)
@@ -420,13 +420,13 @@ def _compile(
         check(text)
     try:
         with _bounded():
-            made = triton.compile(written, target=target, options=fused(options))
+            result = triton.compile(written, target=target, options=fused(options))
     except Exception as error:  # noqa: BLE001 - more than the compiler takes, whatever it says
         raise SpecError(_told(error, source)) from None
-    ttir = made.asm["ttir"]
+    ttir = result.asm["ttir"]
     if own := re.search(r'^#loc = loc\("(.*?)":', ttir, re.MULTILINE):  # Triton stores its result for the same text
         ttir = ttir.replace(f'"{own[1]}"', f'"{source.path}"')
-    made_code = _Code(made.asm["cubin"], made.asm["ttgir"], made.asm["ptx"], made.metadata.shared)
+    made_code = _Code(result.asm["cubin"], result.asm["ttgir"], result.asm["ptx"], result.metadata.shared)
     return _measured(made_code, ttir, architecture)
 
 

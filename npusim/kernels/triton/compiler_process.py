@@ -31,14 +31,14 @@ def _write(text: str, architecture: int, folder: str, options: dict[str, Any]) -
 
     out = Path(folder)
     try:
-        made = triton.compile(text, GPUTarget("cuda", architecture, 32), options)
+        result = triton.compile(text, GPUTarget("cuda", architecture, 32), options)
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
         (out / "error").write_text(str(error))
         return
-    (out / "cubin").write_bytes(made.asm["cubin"])
+    (out / "cubin").write_bytes(result.asm["cubin"])
     for name in ("ttgir", "ptx"):
-        (out / name).write_text(made.asm[name])
-    (out / "shared").write_text(str(made.metadata.shared))
+        (out / name).write_text(result.asm[name])
+    (out / "shared").write_text(str(result.metadata.shared))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def with_elements_chosen(function: Function) -> Function:
 
 def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
     """Return operations with the first such element chosen in its loop; None if there is no such element."""
-    made, sources = makers(operations), sources_of(operations)
+    result, sources = makers(operations), sources_of(operations)
     loops = [(i, o) for i, o in enumerate(operations) if o.name == "scf.for"]
     for at, loop in loops:
         stores = [o for o in loop.body if o.name == "tt.store" and len(o.operands) == len(("pointer", "value", "mask"))]
@@ -43,7 +43,7 @@ def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
             roots = roots_of(store.operands[0], sources)
             behind = [o for o in operations[at + 1 :] if o.name in STORES and roots & roots_of(o.operands[0], sources)]
             is_one = len(behind) == 1 and len(behind[0].operands) == len(("pointer", "value"))
-            if not is_one or shape_of(_type_of(behind[0].operands[1], made, function))[0]:
+            if not is_one or shape_of(_type_of(behind[0].operands[1], result, function))[0]:
                 continue
             (element,) = behind
             end = operations.index(element)
@@ -51,7 +51,7 @@ def _changed(function: Function, operations: list[Op]) -> list[Op] | None:
             if not any(o.name in BARRIERS for o in between) or any(o.name.startswith(_CONTROL) for o in between):
                 continue
             moved = _moved(element, between, loop)
-            chosen = _chosen(function, loop, store, element, {**made, **makers(loop.body)})
+            chosen = _chosen(function, loop, store, element, {**result, **makers(loop.body)})
             if moved is None or chosen is None:
                 continue
             rest = [o for o in between if o not in moved]

@@ -83,8 +83,8 @@ def chosen_elements(op: Op, mask: Known, a: Known, b: Known) -> Elements:
     """Return integers by a mask, by their elements."""
     of, one, other = (elements_in(op, x) for x in (mask, a, b))
     _refuse_many(op, of, one, other)
-    made = _made(one, other, np.where(of.values != 0, one.values, other.values), one.bits)
-    return Elements(made.values, made.bits, made.work + of.work, made.why or of.why)
+    result = _made(one, other, np.where(of.values != 0, one.values, other.values), one.bits)
+    return Elements(result.values, result.bits, result.work + of.work, result.why or of.why)
 
 
 def resized_elements(op: Op, x: Elements, bits: int, *, is_signed: bool) -> Elements:
@@ -103,10 +103,10 @@ def or_elements(linear: Callable[[], Known], by_elements: Callable[[], Elements]
     try:
         return linear()
     except NonlinearError as error:
-        made = by_elements()
-        if sum(n > 1 for n in made.shape) < 2:
+        result = by_elements()
+        if sum(n > 1 for n in result.shape) < 2:
             raise
-        return Elements(made.values, made.bits, made.work, made.why or str(error).partition(": ")[2])
+        return Elements(result.values, result.bits, result.work, result.why or str(error).partition(": ")[2])
 
 
 def _made(one: Elements, other: Elements, values: Integers, bits: int) -> Elements:

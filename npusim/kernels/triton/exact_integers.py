@@ -79,8 +79,8 @@ class ExactIntegers(WholeNumbers, ABC):
     def _tt_mulhiui(self, op: Op, a: Known, b: Known) -> None:
         """Read the upper halves of products of unsigned integers."""
         if isinstance(a, Affine) and isinstance(b, Affine) and not any(a.steps) and not any(b.steps):
-            made = whole_operation("mulhiui", a.base, b.base, a.bits)
-            self._set(op, Affine(made, a.steps, a.shape, bits=a.bits))
+            result = whole_operation("mulhiui", a.base, b.base, a.bits)
+            self._set(op, Affine(result, a.steps, a.shape, bits=a.bits))
             return
         self._set(op, computed_elements(op, a, b))
 
@@ -120,8 +120,8 @@ class ExactIntegers(WholeNumbers, ABC):
             pad = float(whole_operation(name, first, second, bits)[0])
         blocks = [x for x in (one, other) if isinstance(x, Floats)]
         held = self._held_of(name, one, other)
-        made = Floats(text, self._joined(*blocks), EXACT_BITS, pad, held=held)
-        self._bind(op, made)
+        result = Floats(text, self._joined(*blocks), EXACT_BITS, pad, held=held)
+        self._bind(op, result)
         why = "an operation of integers that the kernel computes is timed as an addition (a comparison on GPUs)"
         if not any(n.endswith(why) for n in self.notes):
             self.notes.append(f"{op.line}: {why}")
@@ -174,19 +174,19 @@ class ExactIntegers(WholeNumbers, ABC):
         if self._walk is not None:
             values = np.broadcast_to(values, (len(values), self._walk.most, *given.shape))
         is_one = not given.shape
-        made = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, EXACT_BITS)
-        return replace(made, axes=()) if is_one else made
+        result = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, EXACT_BITS)
+        return replace(result, axes=()) if is_one else result
 
     def _is_computed(self, loop: Op, name: str) -> bool:
         """Return whether a loop computes an integer from floats, or from a mask that compares floats."""
-        made = set(self._made_of(name))
-        return any(_is_of_floats(o) and made.intersection(o.results) for o in loop.body)
+        result = set(self._made_of(name))
+        return any(_is_of_floats(o) and result.intersection(o.results) for o in loop.body)
 
     def _is_exact_state(self, loop: Op, end: str) -> bool:
         """Return whether a loop carries an integer that operations of integers compute from floats."""
-        made, of_floats = set(self._made_of(end)), set[str]()
+        result, of_floats = set(self._made_of(end)), set[str]()
         for o in loop.body:
-            if not made.intersection(o.results):
+            if not result.intersection(o.results):
                 continue
             is_further = bool(of_floats.intersection(o.operands))
             is_sum = o.name.partition(".")[2] in WHOLE_OPERATIONS or (o.name == "tt.reduce" and bool(of_integers(o)))
@@ -275,20 +275,20 @@ class ExactIntegers(WholeNumbers, ABC):
             else:
                 return
         bits, before = bits_of(op.type), bits_of(op.text.partition(" : ")[2].partition(" to ")[0])
-        made = self._exact(op, x)
-        assert isinstance(made, Floats)
+        result = self._exact(op, x)
+        assert isinstance(result, Floats)
         if op.name == "arith.extui" and before >= EXACT:
             raise op.fail(f"extending unsigned integers of a tile from {before} to {bits} bits is not supported")
         if op.name == "arith.extui":
-            self._set_operation(replace(op, name="arith.andi", type=f"i{EXACT}"), made, constant((1 << before) - 1))
+            self._set_operation(replace(op, name="arith.andi", type=f"i{EXACT}"), result, constant((1 << before) - 1))
         elif op.name == "arith.trunci" and bits == 1:
-            self._set_operation(replace(op, name="arith.andi", type=f"i{EXACT}"), made, constant(1))
+            self._set_operation(replace(op, name="arith.andi", type=f"i{EXACT}"), result, constant(1))
             low = cast("Floats", self.values[op.results[0]])
             self._set(op, ValueComparison(Floats(f"compare({self.text(low)}, 0.0, 'une')", low.axes, MASK, low.pad)))
         elif op.name == "arith.trunci" and bits < EXACT:
-            self._set_operation(replace(op, name="arith.addi", type=f"i{bits}"), made, constant(0))
+            self._set_operation(replace(op, name="arith.addi", type=f"i{bits}"), result, constant(0))
         else:
-            self._set(op, made)
+            self._set(op, result)
 
     _arith_extsi = _arith_extui = _arith_trunci = _arith_index_cast = _resized
 
@@ -306,8 +306,8 @@ class ExactIntegers(WholeNumbers, ABC):
             return
         a, b = (self._exact(op, x) for x in (a, b))
         super()._arith_select(replace(op, type=f"i1, {EXACT_BITS}"), mask, a, b)
-        made = self.values[op.results[0]]
-        self._set(op, replace(made, fmt=EXACT_BITS) if isinstance(made, Floats) else made)
+        result = self.values[op.results[0]]
+        self._set(op, replace(result, fmt=EXACT_BITS) if isinstance(result, Floats) else result)
 
     def _selected(self, op: Op, mask: Condition, a: Known, b: Floats | Number) -> None:
         """Write a choice by a mask of indices; if the first tile of a loop has other values, by a tile of data."""
@@ -395,10 +395,10 @@ class ExactIntegers(WholeNumbers, ABC):
         if name == "minsi":  # the maximum of the inverted bits, which have the opposite order
             wide = self._opposite(op, wide)
         super()._tt_reduce(replace(op, body=body), wide)
-        made = self.values[op.results[0]]
-        assert isinstance(made, Floats)
-        made = replace(made, fmt=EXACT_BITS)
-        self._set(op, self._opposite(op, made) if name == "minsi" else made)
+        result = self.values[op.results[0]]
+        assert isinstance(result, Floats)
+        result = replace(result, fmt=EXACT_BITS)
+        self._set(op, self._opposite(op, result) if name == "minsi" else result)
 
     def _opposite(self, op: Op, x: Floats) -> Floats:
         """Return integers with all bits inverted."""
@@ -485,12 +485,12 @@ class ExactIntegers(WholeNumbers, ABC):
         self.arguments[called] = MaskView(called, ones, fmt_of, ones, sizes=tiles.sizes, by=tiles.by, holds=tiles.holds)
         before = self.values.pop(op.results[0], None)
         self._load(op, tiles.pointer, tiles.mask, None, fmt)
-        made = self.values.pop(op.results[0])
+        result = self.values.pop(op.results[0])
         self.values |= {} if before is None else {op.results[0]: before}
-        assert isinstance(made, Floats)
+        assert isinstance(result, Floats)
         why = "integers of a loop's tiles that are known at launch are treated as a tensor in memory"
         self.notes.append(f"{op.line}: {why}; the time includes loading it")
-        return replace(made, pad=None, is_even=True)  # the number there is finite, whatever it is
+        return replace(result, pad=None, is_even=True)  # the number there is finite, whatever it is
 
     def _goes_along(self) -> bool:
         """Return whether the tiles that the loop loads follow one another along one of their axes."""

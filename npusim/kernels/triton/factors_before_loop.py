@@ -34,17 +34,17 @@ def prelude_of(reader: Reader) -> Prelude | None:
     there is no such factor.
     """
     before = reader.lines[: reader.walks[0].at] if reader.walks else []
-    made = {text.partition(" = ")[0]: (text, line) for text, line in before}
+    result = {text.partition(" = ")[0]: (text, line) for text, line in before}
     inside = [text for walk in reader.walks for text, _ in walk.lines]
     factors = {name for text in inside for name in re.findall(r"\((\w+) @ ", text)}
-    names, needed = [n for n in made if n in factors], set[str]()
+    names, needed = [n for n in result if n in factors], set[str]()
     if len(names) != 1:
         return None
     todo = list(names)
     while todo:
         needed.add(name := todo.pop())
-        words = _words(made[name][0].partition(" = ")[2])
-        todo += [n for n in words if n in made and n not in needed]
+        words = _words(result[name][0].partition(" = ")[2])
+        todo += [n for n in words if n in result and n not in needed]
         needed |= {n for n in words if n in reader.loads}
     loads = [n for n in needed if n in reader.loads]
     value = next(x for x in reader.values.values() if isinstance(x, Floats) and x.text == names[0])
@@ -53,7 +53,7 @@ def prelude_of(reader: Reader) -> Prelude | None:
     is_apart = not any(n in needed - {names[0]} for text in others for n in _words(text))
     if len(loads) != 1 or reader.loads[loads[0]].is_walked or not is_apart:
         return None
-    lines = tuple(made[n] for n in made if n in needed)
+    lines = tuple(result[n] for n in result if n in needed)
     return Prelude(names[0], reader.choices.fmt(value.fmt), loads[0], lines)
 
 

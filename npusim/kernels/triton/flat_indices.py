@@ -80,14 +80,14 @@ def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -
     """Return the numbers of flat indices after which quotients increase by one and remainders restart, and those at
     which comparisons of quotients and remainders with constants change.
     """
-    scales, extents, made = {indices: 1}, set[int](), makers(operations)
+    scales, extents, result = {indices: 1}, set[int](), makers(operations)
     parts, compared = set[str](), set[int]()
     for op in operations:
         known = [n for n in op.operands if n in scales]
         if not known or not op.results:
             continue
         if op.name in _DIVISIONS and op.operands[0] in scales:
-            by = _number(made.get(op.operands[1]), arguments)
+            by = _number(result.get(op.operands[1]), arguments)
             if by is None or by <= 0:
                 return [], []
             extents.add(extent := scales[op.operands[0]] * by)
@@ -97,7 +97,7 @@ def _extents(operations: list[Op], indices: str, arguments: Mapping[str, Any]) -
             scales[op.results[0]] = scales[known[0]]
             parts.update(op.results if known[0] in parts else ())
         elif op.name == "arith.cmpi" and len(known) == 1 and known[0] in parts:
-            by = _number(made.get(next(n for n in op.operands if n != known[0])), arguments)
+            by = _number(result.get(next(n for n in op.operands if n != known[0])), arguments)
             compared.add(scales[known[0]] * (by or 0))
     return sorted(e for e in extents if e > 1), sorted(e for e in compared if e > 1)
 

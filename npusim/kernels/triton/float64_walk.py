@@ -291,9 +291,9 @@ class ExactProgram:
                 at = next(i for i, o in enumerate(operations) if o.name == "block" and o.text == label)
             elif op.name not in _NOTHING:
                 with refusing(op.line, op.name):
-                    made = self._made(op)
+                    result = self._made(op)
                 if op.results:
-                    several = made if isinstance(made, list) else [made]
+                    several = result if isinstance(result, list) else [result]
                     self.env.update(zip(op.results, several, strict=True))
         return []
 
@@ -462,10 +462,10 @@ class ExactProgram:
         axis, is_reversed = op.number("axis"), "reverse = true" in op.text
         rows = [np.moveaxis(np.asarray(x), axis, -1) for x in np.broadcast_arrays(*values)]
         rows = [x[..., ::-1] for x in rows] if is_reversed else rows
-        made = [[np.asarray(x[..., 0]) for x in rows]]
+        result = [[np.asarray(x[..., 0]) for x in rows]]
         for i in range(1, rows[0].shape[-1]):
-            made.append(self._function_of(op, made[-1], [x[..., i] for x in rows]))
-        whole = [np.stack(x, -1) for x in zip(*made, strict=True)]
+            result.append(self._function_of(op, result[-1], [x[..., i] for x in rows]))
+        whole = [np.stack(x, -1) for x in zip(*result, strict=True)]
         return [x[..., ::-1] for x in whole] if is_reversed else whole
 
     def _halved(self, op: Op, values: Sequence[Array]) -> list[Array]:
@@ -488,8 +488,8 @@ class ExactProgram:
 
     def _tt_dot(self, _op: Op, a: Array, b: Array, c: Array) -> Array:
         kind = np.asarray(c).dtype
-        made = multiplied(np.asarray(a, np.float64), np.asarray(b, np.float64)) + c
-        return np.asarray(made, kind if kind.kind == "i" else np.float64)
+        result = multiplied(np.asarray(a, np.float64), np.asarray(b, np.float64)) + c
+        return np.asarray(result, kind if kind.kind == "i" else np.float64)
 
     # ---------------------------------------------------------------- memory
 
@@ -717,7 +717,7 @@ class KnownLaunches(ExactLaunch):
         self, inputs: HeadSource, computed: Mapping[str, Mapping[tuple[int, int], Span]]
     ) -> Mapping[tuple[str, int, int], Array]:
         """Return the computed rows of all results, in the form of a single launch's."""
-        made = dict[tuple[str, int, int], Array]()
+        result = dict[tuple[str, int, int], Array]()
         for one in self.each:
-            made |= one.results(inputs, {n: x for n, x in computed.items() if n in one.grid.placed_results})
-        return made
+            result |= one.results(inputs, {n: x for n, x in computed.items() if n in one.grid.placed_results})
+        return result

@@ -94,7 +94,7 @@ class _Blocks:
 
 
 def _changed(operations: list[Op], grouped: set[str], size: int, shape: tuple[int, int]) -> list[Op]:
-    axes, made = "x".join(map(str, shape)), list[Op]()
+    axes, result = "x".join(map(str, shape)), list[Op]()
 
     def typed(text: str) -> str:
         return re.sub(rf"tensor<{size}x", f"tensor<{axes}x", text)
@@ -106,16 +106,16 @@ def _changed(operations: list[Op], grouped: set[str], size: int, shape: tuple[in
             types = TYPES.findall(rest)[: len(op.results)]
             listed = [typed(t) if n in grouped else t for n, t in zip(op.results, types, strict=True)]
             text = f"{head}{arrow}{', '.join(listed)})" if op.results else op.text
-            made.append(replace(op, body=body, text=text))
+            result.append(replace(op, body=body, text=text))
         elif not grouped.intersection((*op.operands, *op.results)) or op.name == "scf.yield":
-            made.append(op)
+            result.append(op)
         elif op.name == "tt.reshape":
-            made.append(replace(op, name="ttg.convert_layout"))
+            result.append(replace(op, name="ttg.convert_layout"))
         elif op.name == "tt.make_range":
-            made += _range(op, shape)
+            result += _range(op, shape)
         else:
-            made.append(replace(op, text=typed(op.text), type=typed(op.type)))
-    return made
+            result.append(replace(op, text=typed(op.text), type=typed(op.type)))
+    return result
 
 
 def _range(op: Op, shape: tuple[int, int]) -> list[Op]:

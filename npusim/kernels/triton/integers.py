@@ -68,15 +68,15 @@ def integers(op: Op, a: Affine, b: Affine, *, begins: bool = True) -> tuple[Affi
     if name in ("addi", "subi", "addptr"):
         sign = -1 if name == "subi" else 1
         steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
-        made = Affine(a.base + sign * b.base, steps, shape, a.of, left, bits, said)
-        return _typed(op, made, a, b, lambda x, y: x + sign * y)
+        result = Affine(a.base + sign * b.base, steps, shape, a.of, left, bits, said)
+        return _typed(op, result, a, b, lambda x, y: x + sign * y)
     if name == "muli" and not (any(a.steps) and any(b.steps)):
         block, factor = (a, b) if any(a.steps) else (b, a)
         if any(block.steps) and np.ptp(factor.base):
             raise _nonlinear(op, "a stride that differs between programs or iterations is not supported")
         steps = tuple(s * int(factor.base.flat[0]) for s in block.steps)
-        made = Affine(a.base * b.base, steps, shape, "", left, bits, said)
-        return _typed(op, made, a, b, operator.mul)
+        result = Affine(a.base * b.base, steps, shape, "", left, bits, said)
+        return _typed(op, result, a, b, operator.mul)
     if begins and name in ("remsi", "remui") and (begun := _begun(a, b, shape, left)) is not None:
         return begun, None
     return _by_elements(op, name, a, b, Affine(a.base, a.steps, shape, "", left, bits, said)), None
@@ -110,8 +110,8 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
     if not any(a.steps) and not any(b.steps):
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
-    if not a.of and (made := affine(computed(elements(op, a), elements(op, b)), known)):
-        return replace(like, base=made.base, steps=made.steps)  # computed as if the block were within one group
+    if not a.of and (result := affine(computed(elements(op, a), elements(op, b)), known)):
+        return replace(like, base=result.base, steps=result.steps)  # computed as if the block were within one group
     raise _nonlinear(
         op, f"{op.name} of a block's indices is not supported; addresses must be linear along a block's axes"
     )
@@ -141,8 +141,8 @@ def reach(x: Affine) -> tuple[int, int]:
 
 def _reach(a: Affine, b: Affine, function: Callable[[Any, Any], Any]) -> tuple[int, int]:
     """Return bounds of a function that is monotone in each of its two operands, as integers of any width."""
-    made = [function(x, y) for x in reach(a) for y in reach(b)]
-    return min(made), max(made)
+    result = [function(x, y) for x in reach(a) for y in reach(b)]
+    return min(result), max(result)
 
 
 def _typed(
@@ -152,10 +152,10 @@ def _typed(
     (least, most), (low, high) = _reach(a, b, function), whole_limits(x.bits)
     if low <= least and most <= high:
         return x, None
-    made = within(op, x)
+    result = within(op, x)
     if x.bits < WIDE:
-        return made, made.base != x.base
-    return made, np.abs(function(a.base.astype(np.float64), b.base.astype(np.float64))) >= -float(low)
+        return result, result.base != x.base
+    return result, np.abs(function(a.base.astype(np.float64), b.base.astype(np.float64))) >= -float(low)
 
 
 def within(op: Op, x: Affine) -> Affine:
@@ -166,18 +166,18 @@ def within(op: Op, x: Affine) -> Affine:
     """
     low, high = whole_limits(x.bits)
     steps = tuple(int(wrapped(np.array(s & ((1 << WIDE) - 1), np.uint64).view(np.int64), x.bits)) for s in x.steps)
-    made = replace(x, base=wrapped(x.base, x.bits), steps=steps)
+    result = replace(x, base=wrapped(x.base, x.bits), steps=steps)
     ends = [s * (n - 1) for s, n in zip(steps, x.shape, strict=True)]
     rises, falls = sum(max(0, e) for e in ends), sum(min(0, e) for e in ends)
-    if rises - falls <= high - low and not np.any((made.base > high - rises) | (made.base < low - falls)):
-        return made
+    if rises - falls <= high - low and not np.any((result.base > high - rises) | (result.base < low - falls)):
+        return result
     along = [i for i, e in enumerate(ends) if e]
     if len(along) != 1 or falls or x.bits >= WIDE:
         why = f"the indices of a block overflow {x.bits} bits and wrap within the block"
         raise WrapsError(f"{op.line}: {op.name}: {why}")
-    fits = (high - made.base) // steps[along[0]] + 1
+    fits = (high - result.base) // steps[along[0]] + 1
     left = [lesser(each, fits) if i == along[0] else each for i, each in enumerate(x.limits())]
-    return replace(made, left=tuple(map(_ended, left, x.shape)))
+    return replace(result, left=tuple(map(_ended, left, x.shape)))
 
 
 def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
@@ -191,9 +191,9 @@ def resized(op: Op, x: Affine, bits: int, *, is_signed: bool = True) -> Affine:
         return within(op, replace(x, bits=bits))
     if is_signed:
         return replace(x, bits=bits) if x.bits > 1 else replace(x, base=-x.base, bits=bits)
-    if (made := positive(x)) is None:
+    if (result := positive(x)) is None:
         raise op.fail("some indices of a block are negative, and the kernel treats them as unsigned")
-    return replace(made, bits=bits)
+    return replace(result, bits=bits)
 
 
 def positive(x: Affine) -> Affine | None:

@@ -153,9 +153,9 @@ class _KnownMemory:
             cells.data[one] = int(self._as_stored(pointer.of, np.asarray(_ATOMICS[name](pair[0], pair[1]))))
         cells.adders[at], cells.kinds[at] = _joined(cells.adders[at], self.program), kind
         self.stored[pointer.of] = None
-        made = np.zeros(pointer.at.shape, np.int64)
-        made[mask] = before
-        return made
+        result = np.zeros(pointer.at.shape, np.int64)
+        result[mask] = before
+        return result
 
 
 class _KnownProgram(ExactProgram):
@@ -177,8 +177,8 @@ class _KnownProgram(ExactProgram):
             raise op.fail(f"the atomic operation {name} of integers is not supported; allowed: {', '.join(_ATOMICS)}")
         shape = pointer.at.shape
         values, held = np.broadcast_to(value, shape), np.broadcast_to(mask, shape)
-        made = self.memory.change(name, pointer, values, held, is_used=op.results[0] in self.memory.used)
-        return np.asarray(made, values.dtype)
+        result = self.memory.change(name, pointer, values, held, is_used=op.results[0] in self.memory.used)
+        return np.asarray(result, values.dtype)
 
 
 def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequence[int]) -> list[KnownKernel]:
@@ -217,10 +217,10 @@ def _storing(function: Function, root: str, memory: _KnownMemory, arguments: Map
     width = min(MOST_BLOCK, 1 << max(0, (values.size - 1).bit_length()))
     ones = (1,) * len(TENSOR_AXES)
     known = IntegerTensor(source, ones, tensor.fmt, data=values, sizes=(values.size,), by=(1,))
-    made = _copying(function.name, (root, source), kind, values.size, width)
+    result = _copying(function.name, (root, source), kind, values.size, width)
     line = memory.line
-    made = made._replace(operations=[replace(op, line=line) for op in made.operations])
-    return KnownKernel(made, {**arguments, source: known}, (-(-values.size // width), 1, 1))
+    result = result._replace(operations=[replace(op, line=line) for op in result.operations])
+    return KnownKernel(result, {**arguments, source: known}, (-(-values.size // width), 1, 1))
 
 
 def _copying(called: str, names: tuple[str, str], kind: str, count: int, width: int) -> Function:

@@ -119,15 +119,15 @@ class LaneElements(Memory, ABC):
         is_known = not is_of_values and op.name != "arith.cmpi" and self._is_by_elements(shape_of(op.type)[0])
         if not is_known:
             return super()._of_masks(op, name, a, b)
-        made = self._of_tables(op, name, a, b)
-        return computed_elements(replace(op, name=f"arith.{name}"), a, b) if made is None else made
+        result = self._of_tables(op, name, a, b)
+        return computed_elements(replace(op, name=f"arith.{name}"), a, b) if result is None else result
 
     def _of_table(self, op: Op, x: ListedMask) -> ValueComparison:
         if not self._is_by_elements(x.shape):
             return super()._of_table(op, x)
-        made = self._as_block_of(op, x)
-        assert isinstance(made, ValueComparison)
-        return made
+        result = self._as_block_of(op, x)
+        assert isinstance(result, ValueComparison)
+        return result
 
     def _as_block_of(self, op: Op, x: Known) -> Known:
         """Return a mask that is known at launch as one of values that the kernel reads; other values as they are."""

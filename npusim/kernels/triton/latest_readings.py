@@ -79,17 +79,17 @@ def _digest(x: object) -> bytes:
 
 def _copied(blocks: list[LaunchGrid]) -> list[LaunchGrid]:
     """Return blocks to which notes, and tensors that are looked at later, can be added apart from others."""
-    made = [_with_own_lists(one) for one in blocks]
+    result = [_with_own_lists(one) for one in blocks]
     readers = {id(one.reader): _with_own_lists(one.reader) for one in blocks}
-    for one, of in zip(made, blocks, strict=True):
+    for one, of in zip(result, blocks, strict=True):
         one.reader = readers[id(of.reader)]
-    return made
+    return result
 
 
 def _with_own_lists(of: _Read) -> _Read:
     """Return a copy whose lists, dictionaries and sets are separate ones."""
-    made = copy(of)
+    result = copy(of)
     for name, value in vars(of).items():
         if isinstance(value, list | dict | set):
-            setattr(made, name, copy(value))
-    return made
+            setattr(result, name, copy(value))
+    return result

@@ -341,9 +341,9 @@ def phases_of(launches: tuple[Launch, ...], problem: Any, tiling: Any, p: Triton
         if launch is not launches[-1] and takes_options(tiling):
             own = {"warps": launch.options["num_warps"], "stages": launch.options["num_stages"]}
             fields = tiling.model_copy(update=own)
-        *before, made = _phase_of(launch, names, problem, fields, p, machine)
+        *before, result = _phase_of(launch, names, problem, fields, p, machine)
         phases += before
-        phase, *more = made if isinstance(made, tuple) else (made,)
+        phase, *more = result if isinstance(result, tuple) else (result,)
         if launch is not launches[-1]:
             phase = replace(phase, name=f"{phase.name} {len(phases) + 1}", is_named=True)
         phases.append((phase, *more) if more else phase)
@@ -380,7 +380,7 @@ def _phase_of(
     if takes_options(tiling):
         options = {"num_warps": tiling.warps, "num_stages": tiling.stages}
     place = launch.source.name, Line(launch.source.path, launch.source.line)
-    made, arguments, grid = compiled_launch(
+    result, arguments, grid = compiled_launch(
         launch,
         names,
         options,
@@ -390,7 +390,7 @@ def _phase_of(
     if p.is_exact:
         exact = {n: replace(value, fmt="float64") for n, value in arguments.items() if isinstance(value, Tensor)}
         arguments |= exact
-    return phase_read(made, *place, arguments, grid, problem, tiling, p, machine)
+    return phase_read(result, *place, arguments, grid, problem, tiling, p, machine)
 
 
 def compiled_launch(
@@ -604,8 +604,8 @@ def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any],
 
 def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
-    made, arguments, grid = compiled_launch(launch, names, launch.options, "")
-    return exact_launch(made.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
+    result, arguments, grid = compiled_launch(launch, names, launch.options, "")
+    return exact_launch(result.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:
@@ -665,8 +665,8 @@ def reference_rows(
         raise SpecError(
             f"reference: {launch.reference} has a parameter {unknown[0]}, which {launch.source.name} does not have"
         )
-    made = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
-    return made.reshape(output.batch, output.heads, output.seq_q, output.output_cols)
+    result = np.asarray(function(**{n: given[n] for n in takes}), np.float64)
+    return result.reshape(output.batch, output.heads, output.seq_q, output.output_cols)
 
 
 def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_once: int) -> Any:
@@ -714,8 +714,8 @@ def names_of(problem: Any) -> dict[str, Any]:
     """Return the names that a launch's expressions may use, with their values for a problem."""
     p = problem.attention
     if p is None:
-        made = partial(_tensor, problem.dtype)
-        return {"log2e": LOG2_E, **problem.sizes, "tensor": made, "workspace": partial(made, is_workspace=True)}
+        result = partial(_tensor, problem.dtype)
+        return {"log2e": LOG2_E, **problem.sizes, "tensor": result, "workspace": partial(result, is_workspace=True)}
     for name, filled in zip(("head_dim", "value_head_dim"), p.filled, strict=True):
         if filled:
             why = (

@@ -175,9 +175,9 @@ def _by_loops(view: View, uses: Sequence[TensorUse], *, is_ragged: bool) -> Iter
             first = np.where(u.is_read, at, np.iinfo(np.int64).max).min(1)
             count = np.where(u.is_read, at + size, 0).max(1) - first
             most = int(count[u.is_read.any(1)].max(initial=0))
-            made = view.split(most, role) or (view.split(most, role, is_ragged=True) if is_ragged else None)
-            if made is not None:
-                yield made
+            result = view.split(most, role) or (view.split(most, role, is_ragged=True) if is_ragged else None)
+            if result is not None:
+                yield result
 
 
 def _followed(

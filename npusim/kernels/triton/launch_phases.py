@@ -999,7 +999,7 @@ class LaunchGrid:
         shape = (b * splits, h, rows, int((first + count).max()))
         if prod(shape) > MOST_ELEMENTS:
             raise self._fault(known.line, f"{why}: {prod(shape):,} elements; allowed: {MOST_ELEMENTS:,}")
-        made, is_set = np.zeros(shape, known.elements.dtype), np.zeros(shape, bool)
+        result, is_set = np.zeros(shape, known.elements.dtype), np.zeros(shape, bool)
         is_down = "row" in called and not self.is_row
         form = (1, -1) if not is_down else known.elements.shape[1:] if across else (-1, 1)
         for i in np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0)).tolist():
@@ -1012,10 +1012,10 @@ class LaunchGrid:
                 slice(column := int(first[i, 0]), column + most),
             )
             block = np.broadcast_to(block[:n, :most], (n, most))
-            if np.any((made[here] != block) & is_set[here]):
+            if np.any((result[here] != block) & is_set[here]):
                 raise self._fault(known.line, f"{why} where two programs store the same rows")
-            made[here], is_set[here] = block, True
-        return made
+            result[here], is_set[here] = block, True
+        return result
 
     def _global(self, of: str, load: str = "") -> GlobalTensor | Stacked:
         t, is_stored = self._tensor(of), not load and any(of == x.pointer.of for x in self.reader.stored)
@@ -1262,8 +1262,8 @@ def _stores(reader: Reader) -> Booleans:
     """Return, for each program, whether it stores any element, (programs, 1)."""
     one, count = np.ones((1, 1), bool), len(reader.ids)
     left = [np.logical_and.reduce(np.broadcast_arrays(one, *(n > 0 for n in x.left))) for x in reader.stored]
-    made: Booleans = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
-    return made
+    result: Booleans = np.logical_or.reduce([np.broadcast_to(x.any(-1, keepdims=True), (count, 1)) for x in left])
+    return result
 
 
 def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -1273,12 +1273,12 @@ def sunk(lines: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     A product that is independent of a chain of others thus follows the rows of that chain, at a point where nothing
     waits for it.
     """
-    made = list[tuple[str, int]]()
+    result = list[tuple[str, int]]()
     for text, number in reversed(lines):
         name = text.split()[0]
-        at = next((i for i, (other, _) in enumerate(made) if re.search(rf"\b{name}\b", other)), 0)
-        made.insert(at, (text, number))
-    return made
+        at = next((i for i, (other, _) in enumerate(result) if re.search(rf"\b{name}\b", other)), 0)
+        result.insert(at, (text, number))
+    return result
 
 
 def _spread(view: MaskView, rows: int) -> Any:

@@ -163,8 +163,8 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
     for way in ways:
         if way.when(tries):
             try:
-                if made := way.read(tries):
-                    return made
+                if result := way.read(tries):
+                    return result
             except ProgramError as error:
                 if way.is_reported:
                     tries.note(error)
@@ -409,15 +409,15 @@ def _checked(tries: _Tries, made: list[LaunchGrid]) -> list[LaunchGrid]:
 
 def _of_integers(tries: _Tries) -> list[LaunchGrid]:
     """Read a kernel that only computes integers as a kernel that stores them."""
-    made = list[LaunchGrid]()
+    result = list[LaunchGrid]()
     for i, (own, given, size) in enumerate(known_kernels(tries.function, tries.arguments, tries.grid)):
         one = placed(read_launch(own, given, size, tries.choices))
         one.number, one.known = i + 1 if i else 0, (own, given, size)
-        made.append(one)
-    if made:
+        result.append(one)
+    if result:
         why = "the kernel computes only integers, which are known at launch; the time covers the stores of the results"
-        made[0].reader.notes.append(f"{tries.function.name}: {why}, not the kernel's other instructions")
-    return made
+        result[0].reader.notes.append(f"{tries.function.name}: {why}, not the kernel's other instructions")
+    return result
 
 
 def _each_in_its_way(tries: _Tries) -> list[LaunchGrid]:

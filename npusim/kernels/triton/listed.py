@@ -156,8 +156,8 @@ def _of_alike(op: Op, how: Callable[..., Listed], *values: Listed | Affine) -> L
     if (alike := alike_programs(*values)) is None:
         return how(op, *values)
     first, of_each = alike
-    made = how(op, *(x.of_programs(first) if isinstance(x, Listed) else x.at(first) for x in values))
-    return made.of_programs(of_each)
+    result = how(op, *(x.of_programs(first) if isinstance(x, Listed) else x.at(first) for x in values))
+    return result.of_programs(of_each)
 
 
 def elements_of(op: Op, x: Listed | Affine) -> Integers:
@@ -206,7 +206,7 @@ def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> List
         rests = (one.rest, other) if one is a else (other, one.rest)
         sign = -1 if name == "subi" and one is b else 1
         beyond = None if one.beyond is None else sign * one.beyond
-        made = replace(one, rest=sums(op, *rests), table=sign * one.table, beyond=beyond)
+        result = replace(one, rest=sums(op, *rests), table=sign * one.table, beyond=beyond)
     elif number is not None and whole is not None and (one is a or name not in (*DIVISIONS, "shli", "shrsi", "shrui")):
         _refuse_zero(op, name, np.asarray([number]))
         ends = whole.table if whole.beyond is None else np.append(whole.table, whole.beyond)
@@ -214,16 +214,16 @@ def operated(op: Op, a: Listed | Affine, b: Listed | Affine, sums: Sums) -> List
         pair = (ends, same) if one is a else (same, ends)
         ends = computed_of(op, name, pair[0], pair[1], one.rest.bits)
         beyond = None if whole.beyond is None else int(ends[-1])
-        made = replace(whole, table=ends[: len(whole.table)], beyond=beyond)
+        result = replace(whole, table=ends[: len(whole.table)], beyond=beyond)
     elif name == "muli" and number is not None:
         rest = replace(one.rest, base=one.rest.base * number, steps=tuple(s * number for s in one.rest.steps))
         beyond = None if one.beyond is None else one.beyond * number
-        made = replace(one, rest=rest, table=one.table * number, beyond=beyond)
+        result = replace(one, rest=rest, table=one.table * number, beyond=beyond)
     elif name in _SUMS and isinstance(a, Listed) and isinstance(b, Listed) and _axis(a) == _axis(b) is not None:
-        made = _summed(op, a, b, sums)
+        result = _summed(op, a, b, sums)
     else:
         return by_elements(op, a, b)
-    return _in_bits(op, made)
+    return _in_bits(op, result)
 
 
 def _axis(x: Listed | ListedMask | Affine) -> int | None:
@@ -243,8 +243,8 @@ def _summed(op: Op, a: Listed, b: Listed, sums: Sums) -> Listed:
     at = [_own_axis(x) for x in (a, b)]
     rests = [Affine(np.zeros((1, 1), np.int64), (0,) * len(x.shape), x.shape) for x in at]
     one, other = (replace(x, rest=rest, at=own) for x, rest, own in zip((a, b), rests, at, strict=True))
-    made = _of_alike(op, _entries_summed, one, other)
-    return replace(made, rest=sums(op, a.rest, b.rest), at=replace(made.at, shape=a.shape))
+    result = _of_alike(op, _entries_summed, one, other)
+    return replace(result, rest=sums(op, a.rest, b.rest), at=replace(result.at, shape=a.shape))
 
 
 def _entries_summed(op: Op, one: Listed, other: Listed) -> Listed:
@@ -262,8 +262,8 @@ def _by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")
     bits = WIDE if of else (a.rest if isinstance(a, Listed) else a).bits
-    made = table_of(op, computed_of(op, name, values[0], values[1], bits), _known(op, a, b), _shape(a, b), bits)
-    return _in_bits(op, replace(made, rest=replace(made.rest, of=of)))
+    result = table_of(op, computed_of(op, name, values[0], values[1], bits), _known(op, a, b), _shape(a, b), bits)
+    return _in_bits(op, replace(result, rest=replace(result.rest, of=of)))
 
 
 def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b: Listed | Affine) -> Listed:
@@ -275,8 +275,8 @@ def chosen_by_table(op: Op, mask: ListedMask | Condition, a: Listed | Affine, b:
     known = np.where(holds, _defined(op, a), _defined(op, b))
     if isinstance(mask, ListedMask):
         known = known & _defined(op, mask)
-    made = table_of(op, np.where(holds, one, other), known, _shape(a, b), bits)
-    return replace(made, rest=replace(made.rest, of=_pointer(a)))
+    result = table_of(op, np.where(holds, one, other), known, _shape(a, b), bits)
+    return replace(result, rest=replace(result.rest, of=_pointer(a)))
 
 
 def holds_of(op: Op, mask: ListedMask | Condition) -> Any:
@@ -374,8 +374,8 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
         refuse_many(op, prod(np.broadcast_shapes(*(x.shape for x in every))))
         *pair, known = np.broadcast_arrays(*every, np.logical_and(_defined(op, a), _defined(op, b)))
         _refuse_signs(op, relation, *(x[known] for x in pair))
-        made = table_of(op, pair[0] - pair[1], known, _shape(a, b), WIDE)
-        pair, at = [made.table, np.zeros_like(made.table)], made.at
+        result = table_of(op, pair[0] - pair[1], known, _shape(a, b), WIDE)
+        pair, at = [result.table, np.zeros_like(result.table)], result.at
     holds = np.asarray(RELATIONS[name](np.subtract(*(pair if one is a else pair[::-1])), 0))
     is_known = number is not None and whole is not None and whole.beyond is not None
     return ListedMask(holds[:-1], at, beyond=bool(holds[-1])) if is_known else ListedMask(holds, at)
@@ -422,8 +422,8 @@ def _stairs(values: Integers) -> tuple[int, Integers] | None:
     count = apart.pop() if apart else n
     first = np.where(rises.any(2), count - 1 - np.argmax(rises, axis=2), 0)
     base = count * values[..., 0] + first
-    made = (base[..., None] + np.arange(n)) // count
-    return (count, base) if np.array_equal(made, values) else None
+    result = (base[..., None] + np.arange(n)) // count
+    return (count, base) if np.array_equal(result, values) else None
 
 
 def as_condition(op: Op, mask: ListedMask, is_read: Booleans) -> Condition | None:
@@ -443,8 +443,8 @@ def first_compared(op: Op, mask: ListedMask, is_read: Booleans) -> Condition:
     """Return a mask by a table that keeps the first elements along an axis as a comparison; refuse another one."""
     axis, count = first_ones(op, mask, is_read)
     steps = tuple(int(i == axis) for i in range(len(mask.shape)))
-    made = Condition((("slt", Affine(-count, steps, mask.shape)),))
-    return made & mask.within if mask.within else made
+    result = Condition((("slt", Affine(-count, steps, mask.shape)),))
+    return result & mask.within if mask.within else result
 
 
 def _refuse_signs(op: Op, relation: str, *values: Integers) -> None:
@@ -479,10 +479,10 @@ def _joined_by_elements(op: Op, how: Callable[..., Booleans], a: ListedMask, b: 
     thin = [replace(x, at=_own_axis(x), within=None) for x in (a, b)]
     holds = how(*(holds_of(op, x) for x in thin))
     known = np.logical_and(*(_defined(op, x) for x in thin))
-    made = table_of(op, holds.astype(np.int64), known, thin[0].shape, 1)
+    result = table_of(op, holds.astype(np.int64), known, thin[0].shape, 1)
     within = [w for w in (a.within, b.within) if w is not None]
     both = within[0] & within[1] if len(within) > 1 else within[0] if within else None
-    return ListedMask(made.table.astype(bool), replace(made.at, shape=a.shape), both)
+    return ListedMask(result.table.astype(bool), replace(result.at, shape=a.shape), both)
 
 
 def first_ones(op: Op, mask: ListedMask, is_read: Booleans) -> tuple[int, Integers]:
@@ -512,8 +512,8 @@ def _shifted(op: Op, x: Listed, shift: Integers) -> Listed:
         return replace(x, rest=rest, table=x.table + shift.flat[0], beyond=beyond)
     shape = tuple(n if step else 1 for n, step in zip(x.shape, x.at.steps, strict=True))
     part = replace(x, rest=Affine(shift, (0,) * len(shape), shape), at=replace(x.at, shape=shape))
-    made = table_of(op, elements_of(op, part), _known(op, part), shape, WIDE)
-    return Listed(rest, made.table, replace(made.at, shape=x.shape))
+    result = table_of(op, elements_of(op, part), _known(op, part), shape, WIDE)
+    return Listed(rest, result.table, replace(result.at, shape=x.shape))
 
 
 def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
@@ -526,10 +526,10 @@ def by_one_list(op: Op, x: Listed, kinds_of: Kinds) -> Listed:
     own = _own_axis(x)
     steps = tuple(s if i == axis else 0 for i, s in enumerate(x.rest.steps))
     part = replace(x, rest=Affine(x.rest.base, steps, own.shape), at=own)
-    made = table_of(op, elements_of(op, part), _known(op, part), own.shape, WIDE, kinds_of)
+    result = table_of(op, elements_of(op, part), _known(op, part), own.shape, WIDE, kinds_of)
     others = tuple(0 if i == axis else s for i, s in enumerate(x.rest.steps))
     rest = replace(x.rest, base=np.zeros((1, 1), np.int64), steps=others)
-    return Listed(rest, made.table, replace(made.at, shape=x.shape))
+    return Listed(rest, result.table, replace(result.at, shape=x.shape))
 
 
 def inverted(mask: ListedMask) -> ListedMask:
@@ -550,8 +550,8 @@ def where_held(op: Op, x: Listed, mask: ListedMask, kinds_of: Kinds) -> Listed |
     part = replace(x, rest=Affine(np.zeros((1, 1), np.int64), (0,) * len(own.shape), own.shape), at=own)
     holds = holds_of(op, replace(mask, at=_own_axis(mask), within=None))
     values, holds = np.broadcast_arrays(elements_of(op, part), holds)
-    made = table_of(op, np.where(holds, values, 0), _known(op, part), own.shape, WIDE, kinds_of)
-    return replace(x, table=made.table, at=replace(made.at, shape=x.shape))
+    result = table_of(op, np.where(holds, values, 0), _known(op, part), own.shape, WIDE, kinds_of)
+    return replace(x, table=result.table, at=replace(result.at, shape=x.shape))
 
 
 def as_list(x: Affine | Listed) -> Listed:
@@ -567,8 +567,8 @@ def without_hidden(op: Op, x: Listed, mask: ListedMask, source: View) -> Listed:
     shift = _shift_along(source, _axes_along(source, x.table), x)
     part = replace(x, rest=Affine(shift, (0,), x.shape))
     values, holds = np.broadcast_arrays(elements_of(op, part), holds_of(op, mask))
-    made = table_of(op, np.where(holds, values, -1), None, x.shape, WIDE)
-    return replace(made, rest=replace(x.rest, base=x.rest.base - shift))
+    result = table_of(op, np.where(holds, values, -1), None, x.shape, WIDE)
+    return replace(result, rest=replace(x.rest, base=x.rest.base - shift))
 
 
 def _axes_along(source: View, table: Integers) -> tuple[int, ...]:

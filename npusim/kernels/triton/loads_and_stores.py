@@ -299,8 +299,8 @@ class Memory(ExactIntegers):
             kinds, of_each = self._kinds(values.reshape(len(self.ids), 1))
             at = Affine(of_each[:, None], (0,) * len(pointer.shape), pointer.shape)
             return Listed(rest, values.reshape(len(self.ids))[kinds], at)
-        made = table_of(op, values, None, thin, 64, self._kinds_of_all)
-        return Listed(rest, made.table, replace(made.at, shape=pointer.shape))
+        result = table_of(op, values, None, thin, 64, self._kinds_of_all)
+        return Listed(rest, result.table, replace(result.at, shape=pointer.shape))
 
     def _kinds(self, table: Integers) -> tuple[Integers, Integers]:
         """Return programs that represent all programs, and for each program the number of its representative.
@@ -507,10 +507,10 @@ class Memory(ExactIntegers):
         own = tuple(n if i == axis else 1 for i, n in enumerate(pointer.shape))
         values = np.where(visible.any(2, keepdims=True), base + step * chosen, 0)
         values = np.where(visible, values, -1) if drops else values
-        made = table_of(op, values.reshape(*values.shape[:2], *own), None, own, 64, self._kinds_of_all)
+        result = table_of(op, values.reshape(*values.shape[:2], *own), None, own, 64, self._kinds_of_all)
         others = tuple(0 if i == axis else s for i, s in enumerate(pointer.steps))
         of_rest = replace(pointer, base=np.zeros((1, 1), np.int64), steps=others)
-        listed = Listed(of_rest, made.table, replace(made.at, shape=pointer.shape))
+        listed = Listed(of_rest, result.table, replace(result.at, shape=pointer.shape))
         return self._in_rows(op, listed, bounds, drops=drops)
 
     def _check_visible(self, op: Op, pointer: Affine, bounds: Known | None, rest: Condition) -> None:
@@ -653,11 +653,11 @@ class Memory(ExactIntegers):
         other = None if x.beyond is None else Number(float(x.beyond), "", x.shape)
         before = self.values.get(op.results[0])
         self._load(op, replace(x.at, of=name, left=()), Condition(rules) if rules else None, other, "i1")
-        made = self.values.pop(op.results[0])
+        result = self.values.pop(op.results[0])
         if before is not None:
             self._set(op, before)
-        assert isinstance(made, Floats)
-        return ValueComparison(made, x.within)
+        assert isinstance(result, Floats)
+        return ValueComparison(result, x.within)
 
     def _element_of(self, pointer: Pointers) -> str:
         """Return the element type of the tensor that a pointer is into, by TTIR's name."""
@@ -682,8 +682,8 @@ class Memory(ExactIntegers):
         pointer = self._in_order(pointer, mask, op) if self.choices.way("lists_in_order") else pointer
         is_read_alone = self._is_read_first(op, of)
         for name in chain((f"{of}.rows",), (f"{of}.rows{i}" for i in count(2))):
-            made, view = rows_of(op, pointer, source, name)
-            view = replace(self._visited(made, view), hidden=hidden)
+            result, view = rows_of(op, pointer, source, name)
+            view = replace(self._visited(result, view), hidden=hidden)
             known = self.arguments.get(name)
             if not isinstance(known, GatheredView) or known.is_like(view):
                 break
@@ -694,16 +694,16 @@ class Memory(ExactIntegers):
             raise op.fail(
                 f"{of}: one access selects rows by loaded integers and another does not, which is not supported"
             )
-        self._check_rows(op, made, view, self._lanes(op, mask, made), drops=drops or hidden is not None)
+        self._check_rows(op, result, view, self._lanes(op, mask, result), drops=drops or hidden is not None)
         if known is None:
             listed = f"{len(view.listed):,} rows, selected by loaded integers or by indices that are not linear"
             self.notes.append(f"{op.line}: {of}: {listed}: a row that is selected twice is read from memory twice")
-            if not any(n > 1 and abs(s) < view.by_row for s, n in zip(made.steps, made.shape, strict=True)):
+            if not any(n > 1 and abs(s) < view.by_row for s, n in zip(result.steps, result.shape, strict=True)):
                 view = replace(view, run=run_of(np.array(view.listed, np.int64)))
                 why = "single elements that a list selects: memory is timed as if they were adjacent, not by sectors"
                 self.notes.append(f"{op.line}: {of}: {why}")
             self.arguments[name] = view
-        return made
+        return result
 
     def _in_order(self, x: Listed, mask: Known | None, op: Op) -> Listed:
         """Return pointers by a table of each program's entries, in the order of the programs; equal programs share
@@ -818,22 +818,22 @@ class Memory(ExactIntegers):
         if (
             is_whole
             and isinstance(other, Affine)
-            and (made := affine(np.where(known, values, elements(op, other)))) is not None
+            and (result := affine(np.where(known, values, elements(op, other)))) is not None
         ):
-            return replace(made if alike is None else made.at(alike[1]), bits=bits)
+            return replace(result if alike is None else result.at(alike[1]), bits=bits)
         if isinstance(pointer, Listed):
             listed = table_of(op, values, known, pointer.shape, bits)
             listed = listed if alike is None else listed.of_programs(alike[1])
             return replace(listed, beyond=_number_of(other))
         left = self._lanes(op, condition, pointer)
         ends = tuple(x if np.any(x < n) else None for x, n in zip(left, pointer.shape, strict=True))
-        if (made := affine(values, known)) is None:
+        if (result := affine(values, known)) is None:
             rest = Affine(np.zeros((1, 1), np.int64), (0,) * len(pointer.shape), pointer.shape, bits=bits)
             is_used = np.zeros(len(data), bool)
             is_used[places[known]] = True
             table = np.where(is_used, wrapped(data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
-        return replace(made, left=ends, bits=bits)
+        return replace(result, left=ends, bits=bits)
 
     def _kept_by(self, op: Op, mask: Known | None) -> Condition | None:
         """Return the elements of a block that a mask of loaded integers, or of indices, leaves; None for all."""
@@ -1095,12 +1095,12 @@ class Memory(ExactIntegers):
         if not self.choices.way("lists_elements"):
             return pointer, mask
         bounds = bounds if isinstance(bounds, Condition) and bounds.every else None
-        made = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
-        if made is pointer:
+        result = self._of_visible_lanes(op, pointer, bounds, rest, drops=True)
+        if result is pointer:
             return pointer, mask
         why = "the result also contains rows that the mask hides, whose values the tensor does not contain"
         self.notes.append(f"{op.line}: {pointer.of}: {why}")
-        return made, bounds
+        return result, bounds
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
         if isinstance(value, Affine | Listed | ListedMask | Elements | Condition) and isinstance(pointer, Pointers):

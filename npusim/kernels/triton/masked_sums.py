@@ -26,8 +26,8 @@ _NEUTRAL_OF_CHOICE: Mapping[str, float] = MappingProxyType({"ogt": -math.inf, "o
 
 def with_masked_terms(operations: Sequence[Op]) -> list[Op]:
     """Return a kernel's operations, with masks of terms in place of masks of accumulators in its loops."""
-    made = makers(operations)
-    return [replace(o, body=_masked(o, made)) if o.name == "scf.for" else o for o in operations]
+    result = makers(operations)
+    return [replace(o, body=_masked(o, result)) if o.name == "scf.for" else o for o in operations]
 
 
 def _masked(loop: Op, outer: Mapping[str, Op]) -> list[Op]:
@@ -92,8 +92,8 @@ def _term_of(chain: Sequence[Op], state: str) -> tuple[str, float]:
 
 def _is_alone(chain: Sequence[Op], choice: Op, body: Sequence[Op]) -> bool:
     """Return whether only the operations of a chain and the choice read their results."""
-    made = {r for o in chain for r in o.results}
-    return not any(made.intersection(o.operands) for o in body if o not in chain and o is not choice)
+    result = {r for o in chain for r in o.results}
+    return not any(result.intersection(o.operands) for o in body if o not in chain and o is not choice)
 
 
 def _factors(product: Op | None, addition: Op, body: Sequence[Op]) -> tuple[str, ...]:

@@ -127,8 +127,8 @@ def mask_of_plain(
     kinds, rows = tuple(dict.fromkeys(rules_of)), grid.out.shape[-2]
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     numbers = {rules: i for i, rules in enumerate(kinds)}
-    made = RuleMask(_name(grid), "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
-    return made, [numbers[rules] for rules in rules_of]
+    result = RuleMask(_name(grid), "int8", 1, len(kinds) - 1, rows, keys, (rows,), kinds, kind != "computed")
+    return result, [numbers[rules] for rules in rules_of]
 
 
 def _name(grid: LaunchGrid) -> str:
@@ -141,7 +141,7 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
     If a program has no tile of a loop, its mask is that of the loop whose tiles it has.
     """
     at, listed = 0, list[list[JoinedRules]]()
-    made = dict[int, JoinedRules]()
+    result = dict[int, JoinedRules]()
     for walk in grid.reader.walks:
         here = slice(at, at := at + walk.most)
         if walk.mask is None:
@@ -150,11 +150,11 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
             return None
         listed.append(_rules_of(grid, walk.mask, here))
         for i in np.flatnonzero(grid.is_visited[:, here].any(1)).tolist():
-            if made.setdefault(i, listed[-1][i]) != listed[-1][i]:
+            if result.setdefault(i, listed[-1][i]) != listed[-1][i]:
                 return None
     if len({_form(rules) for each in listed for rules in each}) > 1:
         return None
-    return [made.get(i, rules) for i, rules in enumerate(listed[0])]
+    return [result.get(i, rules) for i, rules in enumerate(listed[0])]
 
 
 def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
@@ -233,14 +233,14 @@ def _least(base: Integers, visited: Booleans) -> Integers:
 def _rules_of(grid: LaunchGrid, mask: Condition, here: slice) -> list[JoinedRules]:
     """Return a loop's mask in each program, by rows and keys of the tensors."""
     assert grid.walk is not None
-    visited, starts, made = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
+    visited, starts, result = grid.is_visited[:, here], grid.walk[0][:, here], list[list[Rule]]()
     for relation, d in mask.of:
         base = np.broadcast_to(d.base - d.steps[0] * grid.row - d.steps[1] * starts, visited.shape)
         bases = np.where(visited.any(1), _least(base, visited), 0)
-        made.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
+        result.append([(relation, int(b), d.steps[0], d.steps[1]) for b in bases])
     groups = [[_rules_of(grid, each, here) for each in group] for group in mask.either]
     return [
-        JoinedRules(tuple(rule[i] for rule in made), tuple(tuple(each[i] for each in group) for group in groups))
+        JoinedRules(tuple(rule[i] for rule in result), tuple(tuple(each[i] for each in group) for group in groups))
         for i in range(len(grid.reader.ids))
     ]
 

@@ -45,9 +45,9 @@ def _word(op: Op) -> str:
     if [o.name for o in op.body if o.name != "arith.cmpf"] != ["arith.ori", "arith.select", "tt.reduce.return"]:
         return ""
     *comparisons, either, choice, end = op.body
-    made, (first, second) = makers(comparisons), _pair(op.body)
+    result, (first, second) = makers(comparisons), _pair(op.body)
     relations = {o.text.split()[1].rstrip(","): o.operands for o in comparisons}
     greater = next((r for r in relations if r in _WORDS and relations[r] == [first, second]), "")
     is_form = len(comparisons) == 2 and relations.get("une") == [first, first]
-    is_form &= set(either.operands) == set(made) and choice.operands[:1] == either.results
+    is_form &= set(either.operands) == set(result) and choice.operands[:1] == either.results
     return _WORDS.get(greater, "") if is_form and end.operands == choice.results else ""

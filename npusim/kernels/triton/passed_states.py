@@ -32,8 +32,8 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     at = operations.index(loop)
     choices = [o for o in loop.body if o.name == "scf.if" and o.body and o.otherwise and not o.results]
     branches = [o for o in choices if all(_only_store(body) for body in (o.body, o.otherwise))]
-    made = makers([*operations, *loop.body])
-    if len(branches) != 1 or not _is_all_but_last(made.get(branches[0].operands[0]), loop, made, arguments):
+    result = makers([*operations, *loop.body])
+    if len(branches) != 1 or not _is_all_but_last(result.get(branches[0].operands[0]), loop, result, arguments):
         return operations
     (branch,), carried = branches, loop.operands[4:]
     passed, last = _only_store(branch.body), _only_store(branch.otherwise)
@@ -46,7 +46,7 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     if state is None or last.operands[1] != value or pointer not in names:
         return operations
     moved = names.index(pointer)
-    step, first = made.get(ends[moved]), made.get(starts[moved])
+    step, first = result.get(ends[moved]), result.get(starts[moved])
     is_next = step is not None and first is not None and step.name == first.name == "tt.addptr"
     if not is_next or step is None or first is None or step.operands != [pointer, first.operands[1]]:
         return operations
@@ -55,7 +55,7 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     addresses = [o for o in branch.otherwise if o.results]
     outer = {n for o in (*addresses, last) for n in o.operands} - {r for o in addresses for r in o.results}
     is_like = len(before) == 1 and before[0].operands[2:] == passed.operands[2:]
-    is_like = is_like and _is_start(before[0].operands[1], starts[state], cast, made)
+    is_like = is_like and _is_start(before[0].operands[1], starts[state], cast, result)
     inner = {r for o in loop.body for r in o.results} | {*names, loop.operands[0]}
     if not is_like or len(readers) != 2 or inner & (outer - {last.operands[1]}):
         return operations

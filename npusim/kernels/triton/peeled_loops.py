@@ -37,8 +37,8 @@ def with_loops_joined(function: Function, arguments: Mapping[str, Any]) -> Funct
     Bounds of the loops must be the same in all programs.
     """
     operations, is_changed = function.operations, False
-    while (made := _joined_once(operations, arguments) or _with_tile(operations, arguments)) is not None:
-        operations, is_changed = made, True
+    while (result := _joined_once(operations, arguments) or _with_tile(operations, arguments)) is not None:
+        operations, is_changed = result, True
     return function._replace(operations=operations) if is_changed else None
 
 
@@ -46,9 +46,9 @@ def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Funct
     """Return a kernel whose loops that store independent tiles run from the last to the first; None if there are no
     such loops.  A tile of a loop that loads elements to which other tiles store may depend on an earlier one.
     """
-    made, sources = _made(function.operations), sources_of(function.operations)
+    result, sources = _made(function.operations), sources_of(function.operations)
     loops = [o for o in function.operations if o.name == "scf.for" and not _loads_stored(o, sources)]
-    turned = {id(o): _turned(o, made, arguments) for o in loops}
+    turned = {id(o): _turned(o, result, arguments) for o in loops}
     if not any(turned.values()):
         return None
     return function._replace(operations=[turned.get(id(o)) or o for o in function.operations])
@@ -120,18 +120,18 @@ def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> i
 
 def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] | None:
     """Return operations with the first such pair of loops as one loop; None if there is no such pair."""
-    made, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
+    result, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
     for i, j in pairwise(at):
         first, second, between = operations[i], operations[j], operations[i + 1 : j]
         read = {n for k, o in enumerate(operations) if k != j for m in (o, *inside([o])) for n in m.operands}
         read |= {n for o in inside([second]) for n in o.operands}
         is_apart = not any(o.body or o.name.startswith(_EFFECTS) for o in between)
-        if not is_apart or read & set(first.results) or not _follows(first, second, made, arguments):
+        if not is_apart or read & set(first.results) or not _follows(first, second, result, arguments):
             continue
         order = [first.results.index(n) if n in first.results else -1 for n in second.operands[5::2]]
         if sorted(order) != list(range(len(first.results))):
             continue
-        one = _one_loop(first, second, order, made, arguments)
+        one = _one_loop(first, second, order, result, arguments)
         if one is not None:
             return [*operations[:i], *between, one, *operations[j + 1 :]]
     return None
@@ -143,17 +143,17 @@ def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] |
 
     Compilers write a loop of one iteration in this form, for a first or last tile with a mask.
     """
-    made = _made(operations)
+    result = _made(operations)
     for at, loop in enumerate(operations):
         stores = [o for o in loop.body if o.name == "tt.store"]
-        bounds = _bounds(loop, made, arguments) if loop.name == "scf.for" and len(loop.operands) == 4 else None
+        bounds = _bounds(loop, result, arguments) if loop.name == "scf.for" and len(loop.operands) == 4 else None
         if bounds is None or not bounds[3] or not stores or _has_other_effects(loop):
             continue
         low, _, step, count = bounds
         for tiles, value in ((operations[:at], low - step), (operations[at + 1 :], low + count * step)):
             beside = [o for o in tiles if o.name == "tt.store"]
             beside = beside[-len(stores) :] if value < low else beside[: len(stores)]
-            one = _loop_with_tile(loop, stores, beside, value, bounds, made)
+            one = _loop_with_tile(loop, stores, beside, value, bounds, result)
             if one is not None:
                 rest = [o for o in operations if o not in beside]
                 changed = [o for x in rest for o in (one if x is loop else [x])]
@@ -182,16 +182,16 @@ def _masked_as(
     """Return the operations that compute a tile's masks in a loop, these masks, and the loop's loads and stores with
     the masks.
     """
-    made = table.made
+    result = table.made
     own = {table.of(r): r for o in loop.body for r in o.results if o.name != "tt.reduce"}
-    loads = [o for o in made.values() if o.name == "tt.load" and o not in loop.body]
+    loads = [o for o in result.values() if o.name == "tt.load" and o not in loop.body]
     new, masks, changed = list[Op](), list[str](), dict[int, Op]()
 
     def inner(name: str) -> str:
         """Return a mask of the tile as a mask of the loop."""
         if (of := table.of(name)) in own:
             return own[of]
-        op = made.get(name)
+        op = result.get(name)
         if op is None or op.name not in _OF_INDICES or not op.operands:
             return name
         operands = [inner(n) for n in op.operands]

@@ -374,18 +374,18 @@ class Reader(WholeLanes):
 
     def _drop_states(self) -> None:
         """Leave out states of loops that only their own next value reads, as compiled code does."""
-        made, live = dict[str, set[str]](), set[str]()
+        result, live = dict[str, set[str]](), set[str]()
         for text, _ in (*self.lines, *(line for walk in self.walks for line in walk.lines)):
             if " = " not in text or text.startswith("yield "):
                 live |= _words(text)
                 continue
             for target, value in _assignments(text):
-                made.setdefault(target, set()).update(_words(value))
+                result.setdefault(target, set()).update(_words(value))
         waiting = {word for x in self.stored for word in _words(self.text(x.value))}
         waiting |= live | {n for walk in self.walks for n in walk.masked}
         while waiting:
             live |= waiting
-            waiting = {word for n in waiting for word in made.get(n, ())} - live
+            waiting = {word for n in waiting for word in result.get(n, ())} - live
         if not (unread := self.states.keys() - live):
             return
         self.states = {n: x for n, x in self.states.items() if n not in unread}
@@ -695,7 +695,7 @@ class Reader(WholeLanes):
 
     def _chosen_by_program(self, op: Op, every: Any) -> None:
         """Read both branches of an if whose integers differ between programs."""
-        made, before = list[list[Known]](), self._only
+        result, before = list[list[Known]](), self._only
         types = op.text.partition("-> (")[2].partition(")")[0]
         kinds = [shape_of(t)[1] for t in TYPES.findall(types)]
         is_shared = self._walk is None and len(np.unique(self.ids, axis=0)) < len(self.ids)
@@ -710,9 +710,9 @@ class Reader(WholeLanes):
         for body, here in ((op.body, every), (op.otherwise, ~every)):
             self._only = before if is_whole else here if before is None else before & here
             self._branch(op, body)
-            made.append([self.values[r] for r in op.results])
+            result.append([self.values[r] for r in op.results])
         self._only = before
-        for r, a, b in zip(op.results, *made, strict=True):
+        for r, a, b in zip(op.results, *result, strict=True):
             if is_whole and all(isinstance(x, Floats | Number) for x in (a, b)):
                 self._chosen_by_block(op, r, every, a, b, shape_of(TYPES.findall(types)[op.results.index(r)])[0])
                 continue
@@ -802,13 +802,13 @@ class Reader(WholeLanes):
 
     def _updated(self, op: Op, on: Any, new: Sequence[Known], names: Sequence[str]) -> list[Known]:
         """Return integers by program: new ones for programs that continue, those of the given names for the others."""
-        made = list[Known]()
+        result = list[Known]()
         for value, name in zip(map(self._as_integers, new), names, strict=True):
             before = self._as_integers(self.values.get(name, value))
             if not isinstance(value, Affine) or not isinstance(before, Affine) or value.of != before.of:
                 raise op.fail("a loop over integers carries a value that is not an integer, which is not supported")
-            made.append(replace(value, base=np.where(on, value.base, before.base)))
-        return made
+            result.append(replace(value, base=np.where(on, value.base, before.base)))
+        return result
 
     def _scf_for(self, op: Op) -> None:
         if _is_of_integers(op) and self._counted(op):
@@ -905,14 +905,14 @@ class Reader(WholeLanes):
         """Return the addition of a counter of a block's lanes that nothing else in its loop reads; None for other
         states.
         """
-        made = next((o for o in op.body if end in o.results), None)
-        is_sum = made is not None and made.name == "arith.addi" and made.operands[0] == inner
-        readers = [o for n in (inner, end) for o in self._uses.get(n, []) if o not in (op, made, op.body[-1])]
-        if made is None or not is_sum or readers or not shape_of(made.type)[0]:
+        result = next((o for o in op.body if end in o.results), None)
+        is_sum = result is not None and result.name == "arith.addi" and result.operands[0] == inner
+        readers = [o for n in (inner, end) for o in self._uses.get(n, []) if o not in (op, result, op.body[-1])]
+        if result is None or not is_sum or readers or not shape_of(result.type)[0]:
             return None
-        by = next((o for o in op.body if made.operands[1] in o.results), None)
+        by = next((o for o in op.body if result.operands[1] in o.results), None)
         is_known = by is not None and by.name == "arith.extui" and not self._is_computed(op, by.operands[0])
-        return made if is_known else None
+        return result if is_known else None
 
     def _count_up(self, op: Op, end: str, walk: Walk) -> None:
         """Set a counter after its loop: its initial value plus the number of iterations in which a mask is true, for
@@ -1020,8 +1020,8 @@ class Reader(WholeLanes):
     def _has_window(self, op: Op) -> bool:
         """Return whether the mask of a load in a loop has a lower bound."""
         masks = [o.operands[1] for o in _within(op) if o.name == "tt.load" and len(o.operands) > 1]
-        made = {n for mask in masks for n in self._made_of(mask)}
-        compared = (o for o in self._made if o.name == "arith.cmpi" and o.results[0] in made)
+        result = {n for mask in masks for n in self._made_of(mask)}
+        compared = (o for o in self._made if o.name == "arith.cmpi" and o.results[0] in result)
         return any(re.search(r"\b[su]g[et]\b", o.text) for o in compared)
 
     def _once(self, op: Op, is_left: Booleans) -> None:
@@ -1089,8 +1089,8 @@ class Reader(WholeLanes):
     @staticmethod
     def _is_moved(op: Op, inner: str, end: str) -> bool:
         """Return whether a loop only adds to an integer or pointer, or leaves it unchanged."""
-        made = next((o for o in op.body if end in o.results), None)
-        is_added = made is not None and made.name in ("tt.addptr", "arith.addi") and inner in made.operands
+        result = next((o for o in op.body if end in o.results), None)
+        is_added = result is not None and result.name in ("tt.addptr", "arith.addi") and inner in result.operands
         return inner == end or is_added
 
     def _enter(self, inner: str, x: Floats) -> None:
@@ -1157,9 +1157,9 @@ class Reader(WholeLanes):
 
     def _early(self, op: Op, name: str) -> Known | None:
         """Return a value that the loop computes from values known before it."""
-        made = next((o for o in op.body if name in o.results), None)
-        if made is not None and all(self._early(op, n) is not None for n in made.operands):
-            self._do(made)
+        result = next((o for o in op.body if name in o.results), None)
+        if result is not None and all(self._early(op, n) is not None for n in result.operands):
+            self._do(result)
         return self.values.get(name)
 
     def _compare(self, op: Op) -> None:

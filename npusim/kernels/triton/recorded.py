@@ -132,10 +132,12 @@ def phases_of(call: Call, problem: Any, tiling: Any, p: TritonPrecision, machine
     with refusing(Line(call.path, call.line), call.name):  # before a compiler reads the text
         _check(configuration.ttir, call)
     launch = call.name, Line(call.path, call.line), *_launched(call, configuration, p), problem, tiling, p, machine
-    made = _compiled(call, configuration.ttir, code_of(machine.device), options, lambda text: check_read(text, *launch))
-    *before, last = phase_read(made, *launch)
+    result = _compiled(
+        call, configuration.ttir, code_of(machine.device), options, lambda text: check_read(text, *launch)
+    )
+    *before, last = phase_read(result, *launch)
     phase, *more = last if isinstance(last, tuple) else (last,)
-    notes = [*configuration.notes, *([NO_CODE.format(call.language)] if call.language and made.fuses else [])]
+    notes = [*configuration.notes, *([NO_CODE.format(call.language)] if call.language and result.fuses else [])]
     phase = replace(phase, notes=(*phase.notes, *notes))
     if len(call.configurations) > 1:
         number, count = call.configurations.index(configuration), len(call.configurations)

@@ -114,8 +114,8 @@ class Recorder:
     def add(self, launched: Launched, grid: Any) -> None:
         """Add a launch on a grid to the calls, or a tuner's next configuration to its call."""
         function, bound = launched.function, launched.arguments
-        made = grid(dict(bound)) if callable(grid) else grid
-        numbers = tuple(int(n) for n in (made if isinstance(made, tuple | list) else (made,)))
+        result = grid(dict(bound)) if callable(grid) else grid
+        numbers = tuple(int(n) for n in (result if isinstance(result, tuple | list) else (result,)))
         if not 1 <= len(numbers) <= 3 or np.prod([float(n) for n in numbers]) > MOST_PROGRAMS:
             allowed = f"one to three numbers, at most {MOST_PROGRAMS:,} programs together"
             raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
@@ -148,10 +148,10 @@ class Recorder:
                 config.pre_hook({**tuner.nargs, **given, **chosen})
             self._chosen = chosen
             try:
-                made = tuner.fn.run(*args, **given, **chosen)
+                result = tuner.fn.run(*args, **given, **chosen)
             finally:
                 self._chosen = None
-            launched = launched or made
+            launched = launched or result
         self._tuning = None
         return launched
 
@@ -252,9 +252,9 @@ class Launched:
         text, refused = self.ttir()
         if refused:
             raise SpecError(refused)
-        made = compiled_text(text, code_architecture(self._recorder.architecture), self.options)
-        known = {"n_regs": made.registers, "n_spills": made.spilled, "asm": {"ttir": made.ttir}}
-        known["metadata"] = types.SimpleNamespace(shared=made.shared_bytes, name=self.function.__name__)
+        result = compiled_text(text, code_architecture(self._recorder.architecture), self.options)
+        known = {"n_regs": result.registers, "n_spills": result.spilled, "asm": {"ttir": result.ttir}}
+        known["metadata"] = types.SimpleNamespace(shared=result.shared_bytes, name=self.function.__name__)
         if name not in known:
             raise AttributeError(f"record: a compiled kernel's {name!r} is not known without a GPU")
         return known[name]

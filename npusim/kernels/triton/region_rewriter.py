@@ -32,8 +32,8 @@ class RegionRewriter(ABC):
         before, known, self.ordered = self.ordered, dict(self.known), []
         for op in operations:
             self.rewrite(op)
-        made, self.ordered, self.known = self.ordered, before, known
-        return made
+        result, self.ordered, self.known = self.ordered, before, known
+        return result
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a value before the change; empty for one number, and for a value of no operation."""

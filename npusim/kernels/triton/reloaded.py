@@ -35,10 +35,10 @@ def with_values_kept(
     parameters, scratch = dict(function.parameters), with_scratch_kept(function)[1]
     accesses = _Accesses(operations)
     for tensor in [n for n, kind in function.parameters.items() if "ptr" in kind and isinstance(given.get(n), View)]:
-        made = _Reloads(accesses, tensor, function.parameters).changed()
-        if made is None or tensor in scratch or (made[2] and tensor + BEFORE in parameters):
+        result = _Reloads(accesses, tensor, function.parameters).changed()
+        if result is None or tensor in scratch or (result[2] and tensor + BEFORE in parameters):
             continue
-        operations, loads, is_before = made
+        operations, loads, is_before = result
         accesses = _Accesses(operations)
         kept[tensor] = loads[0]
         if is_before:
@@ -103,7 +103,7 @@ class _Reloads:
             return None
         is_before = bool(others) and first is not None
         every = [self._replaced(o, new, is_before=is_before) for o in self.operations]
-        return [o for made in every for o in made], kept, is_before
+        return [o for result in every for o in result], kept, is_before
 
     def _forwarded(self) -> tuple[list[Op], list[Op], bool] | None:
         """Return the same as `changed` for a tensor with several stores: the last one before a load in its block must
@@ -122,7 +122,7 @@ class _Reloads:
                 new[id(load)] = self._chosen(load, last.operands[1])
                 kept.append(load)
         every = [self._replaced(o, new, is_before=False) for o in self.operations]
-        return ([o for made in every for o in made], kept, False) if kept else None
+        return ([o for result in every for o in result], kept, False) if kept else None
 
     def _blocks(self, op: Op) -> list[tuple[Op | None, list[Op]]]:
         """Return the loop that contains an operation (None if it is in no loop), and the operations around it; no
@@ -187,8 +187,8 @@ class _Reloads:
             return names[name]
 
         inner_number = "" if loop is None else loop.operands[0]
-        made = again(name)
-        return None if made is None else (made, before)
+        result = again(name)
+        return None if result is None else (result, before)
 
     @staticmethod
     def _chosen(load: Op, value: str) -> list[Op]:
@@ -211,15 +211,15 @@ class _Reloads:
 
     def _of_before(self, load: Op) -> list[Op]:
         """Return a load of the tensor's values before the launch, with the operations that compute its pointer."""
-        made, names = list[Op](), {self.tensor: self.tensor + BEFORE}
+        result, names = list[Op](), {self.tensor: self.tensor + BEFORE}
 
         def moved(name: str) -> str:
             op = self.made.get(name)
             if name in names or op is None or "ptr" not in op.type:
                 return names.get(name, name)
             names[name] = f"{name}{BEFORE}@{load.results[0]}"
-            made.append(replace(op, results=[names[name]], operands=[moved(op.operands[0]), *op.operands[1:]]))
+            result.append(replace(op, results=[names[name]], operands=[moved(op.operands[0]), *op.operands[1:]]))
             return names[name]
 
         pointer = moved(load.operands[0])
-        return [*made, replace(load, operands=[pointer, *load.operands[1:]])]
+        return [*result, replace(load, operands=[pointer, *load.operands[1:]])]

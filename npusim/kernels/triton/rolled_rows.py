@@ -117,18 +117,18 @@ SCALE = "npusim.scale"
 
 
 def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
-    made = makers([*outer, *body])
+    result = makers([*outer, *body])
 
     def scale_of(op: Op) -> str:
         """Return the scalar to which all elements of the second factor are equal; empty if there is none."""
-        known = made.get(op.operands[1]) if op.name == "arith.mulf" else None
+        known = result.get(op.operands[1]) if op.name == "arith.mulf" else None
         return known.operands[0] if known is not None and known.name == "tt.splat" else ""
 
     for largest in [o for o in body if o.name == "tt.reduce" and o.body and o.body[0].name in _MAXIMA]:
         readers = [o for o in body if largest.results[0] in o.operands]
         scaled = [o for o in body if o.operands[:1] == largest.operands and scale_of(o)]
         if len(readers) == len(scaled) == 1 and scale_of(readers[0]) == scale_of(scaled[0]):
-            ((small,), (tile,)), gone = (readers, scaled), (readers[0], scaled[0], made[scaled[0].operands[1]])
+            ((small,), (tile,)), gone = (readers, scaled), (readers[0], scaled[0], result[scaled[0].operands[1]])
             rest = [
                 replace(o, operands=[largest.results[0] if n == small.results[0] else n for n in o.operands])
                 for o in body
@@ -137,7 +137,7 @@ def _scaled_first(body: list[Op], outer: Sequence[Op]) -> list[Op]:
             at = 1 + max((i for i, o in enumerate(rest) if set(o.results) & set(largest.operands)), default=-1)
             scale = Op(SCALE, [], [scale_of(tile)], SCALE, "", tile.line)
             moved = replace(largest, operands=tile.results)
-            return [*rest[:at], made[tile.operands[1]], scale, tile, moved, *rest[at:]]
+            return [*rest[:at], result[tile.operands[1]], scale, tile, moved, *rest[at:]]
     return body
 
 
@@ -154,7 +154,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     operations = function.operations
     every = list(_inner(operations))
     pointers = frozenset(n for n, kind in function.parameters.items() if "ptr" in kind)
-    made = makers(every)
+    result = makers(every)
     kept: dict[str, str] = {}
     pairs, stores = list[Op](), list[Op]()
     for block in (operations, *(b for o in every for b in (o.body, o.otherwise))):
@@ -180,7 +180,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
             if (n := open_.pop()) in seen:
                 continue
             seen.add(n)
-            made_by = [o for o in (made.get(n), starts.get(n)) if o is not None and o.name != "tt.load"]
+            made_by = [o for o in (result.get(n), starts.get(n)) if o is not None and o.name != "tt.load"]
             open_ += [m for o in made_by for m in (*o.operands, *_ends(o))]
         return pointers & seen
 

@@ -56,9 +56,9 @@ class SameValues(LaneElements, ABC):
             raise op.fail(why)
         same = "several programs store the same values to these elements; the time includes all of them"
         self.notes.append(f"{op.line}: {of}: {same}")
-        made, again = flat.copy(), order[is_again]
-        made[program[again], time[again], lane[again]] = -1
-        return made.reshape(places.shape)
+        result, again = flat.copy(), order[is_again]
+        result[program[again], time[again], lane[again]] = -1
+        return result.reshape(places.shape)
 
     def _kinds_of_values(self, op: Op) -> Integers | None:
         """Return a number for each program, equal for those in which a store has the same value; None if unknown."""

@@ -72,11 +72,11 @@ def _refused(op: Op, why: str) -> SpecError:
 def _accesses(function: Function) -> Iterator[_Access]:
     """Return the loads and stores of a kernel in the order of its text."""
     listed, sources = list(_in_order(function.operations, 0)), sources_of(function.operations)
-    made = makers(op for op, _ in listed)
+    result = makers(op for op, _ in listed)
     for place, (op, loop) in enumerate(listed):
         if op.name in (*LOADS, *STORES):
             roots = roots_of(op.operands[0], sources)
-            yield _Access(op, place, loop, _offsets(op.operands[0], made, function), roots)
+            yield _Access(op, place, loop, _offsets(op.operands[0], result, function), roots)
 
 
 def _offsets(name: str, made: Mapping[str, Op], function: Function) -> tuple[str, ...]:

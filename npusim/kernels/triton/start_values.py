@@ -35,15 +35,15 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
     if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in (*operations, *inside(operations))):
         return None
     loop = loops[0]
-    made = makers(operations)
-    starts = [n for n in loop.operands[5::2] if _is_computed(n, made)]
+    result = makers(operations)
+    starts = [n for n in loop.operands[5::2] if _is_computed(n, result)]
     stores = [o for o in operations[operations.index(loop) :] if o.name in STORES]
     before, loads, kinds = list[Op](), list[Op](), dict[str, str]()
     given, renamed = dict(arguments), dict[str, str]()
     for start in starts:
-        shape, fmt = shape_of(made[start].type.split(" to ")[-1].split(" -> ")[-1])
-        like = next((s for s in stores if _shape(s.operands[0], made) == shape), None)
-        root = _root(like.operands[0], made, function) if like is not None else ""
+        shape, fmt = shape_of(result[start].type.split(" to ")[-1].split(" -> ")[-1])
+        like = next((s for s in stores if _shape(s.operands[0], result) == shape), None)
+        root = _root(like.operands[0], result, function) if like is not None else ""
         view = arguments.get(root)
         if like is None or not isinstance(view, View) or fmt not in FORMATS:
             return None
@@ -51,7 +51,7 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
         kinds[name] = f"!tt.ptr<{fmt}>"
         own = replace(view, name=name, fmt=FORMATS[fmt] if view.fmt != "float64" else "float64", is_workspace=True)
         given[name] = replace(own, storage=-1)
-        chain, pointer = pointers_into(like.operands[0], root, name, fmt, made)
+        chain, pointer = pointers_into(like.operands[0], root, name, fmt, result)
         mask = like.operands[2:3]
         before += [*chain, replace(like, operands=[pointer, start, *mask])]
         renamed[start] = f"{name}_value"

@@ -127,10 +127,10 @@ class View(Tensor):
 
     def assigned(self, **groups: Group) -> View:
         """Return the view with other groups, by their names in `AXES`."""
-        made = tuple(groups.get(n, known) for n, known in zip(AXES, self.groups, strict=True))
-        shape = tuple(prod(self.sizes[i] for i in group) for group in made)
-        strides = tuple(self.by[group[-1]] if group else 1 for group in made)
-        return replace(self, groups=made, shape=shape, strides=strides)
+        result = tuple(groups.get(n, known) for n, known in zip(AXES, self.groups, strict=True))
+        shape = tuple(prod(self.sizes[i] for i in group) for group in result)
+        strides = tuple(self.by[group[-1]] if group else 1 for group in result)
+        return replace(self, groups=result, shape=shape, strides=strides)
 
     def index(self, group: Group, offsets: Integers) -> Integers:
         """Return the index along a group of elements by their offsets; after an axis' end, or in gaps, it continues."""
@@ -154,10 +154,10 @@ class View(Tensor):
         if not group:
             return np.zeros_like(offsets)
         *outer, last = group
-        made, inner = at[last], self.sizes[last]
+        result, inner = at[last], self.sizes[last]
         for i in reversed(outer):  # neighbours in a group need not be so in memory: pages, and rows of one
-            made, inner = made + at[i] * inner, inner * self.sizes[i]
-        return made
+            result, inner = result + at[i] * inner, inner * self.sizes[i]
+        return result
 
     def has(self, offsets: Integers) -> Any:
         """Return which elements, by their offsets, have the indices that all programs access."""
@@ -201,13 +201,13 @@ class View(Tensor):
 
     def joined(self, axes: Sequence[int]) -> tuple[Group, ...]:
         """Return axes, outermost first, as groups: neighbours without a gap are one group."""
-        made = list[Group]()
+        result = list[Group]()
         for i in axes:
-            if made and self.by[made[-1][-1]] == self.by[i] * self.sizes[i]:
-                made[-1] = (*made[-1], i)
+            if result and self.by[result[-1][-1]] == self.by[i] * self.sizes[i]:
+                result[-1] = (*result[-1], i)
             else:
-                made.append((i,))
-        return tuple(made)
+                result.append((i,))
+        return tuple(result)
 
     def fitted(self, accesses: Sequence[Access]) -> View | None:
         """Return the view with columns and rows as some accesses imply; None if their blocks do not fit."""
@@ -347,10 +347,10 @@ class View(Tensor):
         return (*batch, *splits), heads, rows, columns
 
     def _offsets(self, group: Group) -> Integers:
-        made = np.zeros(1, np.int64)
+        result = np.zeros(1, np.int64)
         for i in group:
-            made = (made[:, None] + np.arange(self.sizes[i]) * self.by[i]).reshape(-1)
-        return made
+            result = (result[:, None] + np.arange(self.sizes[i]) * self.by[i]).reshape(-1)
+        return result
 
     def flat(self) -> View | None:
         """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
@@ -508,8 +508,8 @@ class GatheredView(View):
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
         listed = whole.transpose((*self.along, *rest))[at] if at else np.broadcast_to(whole, (len(rows), *whole.shape))
-        made = listed.reshape(self.sizes)
-        return made if self.hidden is None else np.where(self.leads_nowhere(), made.dtype.type(self.hidden), made)
+        result = listed.reshape(self.sizes)
+        return result if self.hidden is None else np.where(self.leads_nowhere(), result.dtype.type(self.hidden), result)
 
     def is_like(self, other: GatheredView) -> bool:
         """Return whether another view has the same elements."""

@@ -81,11 +81,11 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
 
     One block may be used as ``[1, n]``, a block of two axes, and also in a block with a third axis.
     """
-    made, count = makers([*operations, *inside(operations)]), 0
+    result, count = makers([*operations, *inside(operations)]), 0
 
     def own(name: str, ordered: list[Op]) -> str:
         nonlocal count
-        source = made.get(name)
+        source = result.get(name)
         if source is None or source.name not in _COPIED or not shape_of(source.type)[0]:
             return name
         count += 1

@@ -132,12 +132,12 @@ def read(text: str) -> Function:
 
 def _called(text: str, where: Locations) -> dict[str, Called]:
     """Return the functions that a kernel may call, by name."""
-    made, lines = dict[str, Called](), iter(text.splitlines())
+    result, lines = dict[str, Called](), iter(text.splitlines())
     for line in lines:
         if head := _PRIVATE.search(_LOCATION.sub("", line)):
             operations = _operations(lines, where)
-            made[head[1]] = Called(tuple(re.findall(r"%(\w+): ", head[2])), operations or [])
-    return made
+            result[head[1]] = Called(tuple(re.findall(r"%(\w+): ", head[2])), operations or [])
+    return result
 
 
 def _place_at(line: Line, operations: list[Op]) -> None:

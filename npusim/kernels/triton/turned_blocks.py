@@ -68,9 +68,9 @@ def reduces_down(function: Function) -> bool:
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:
     """Return the computed blocks whose transposes are left factors of products; loaded blocks may be such factors."""
-    made = makers(operations)
-    factors = [made.get(o.operands[0]) for o in operations if o.name == "tt.dot"]
-    turned = [made.get(o.operands[0]) for o in factors if o is not None and o.name == "tt.trans"]
+    result = makers(operations)
+    factors = [result.get(o.operands[0]) for o in operations if o.name == "tt.dot"]
+    turned = [result.get(o.operands[0]) for o in factors if o is not None and o.name == "tt.trans"]
     return {o.results[0] for o in turned if o is not None and not o.name.startswith(_GIVEN)}
 
 
@@ -129,11 +129,11 @@ def _components(operations: Sequence[Op], ranks: dict[str, int]) -> _Components:
 
 
 def _changed(operations: Sequence[Op], turned: set[str]) -> list[Op]:
-    made = list[Op]()
+    result = list[Op]()
     for given in operations:
         op = replace(given, body=_changed(given.body, turned), otherwise=_changed(given.otherwise, turned))
-        made += _product(op, turned) if op.name == "tt.dot" else [_exchanged(op, turned)]
-    return made
+        result += _product(op, turned) if op.name == "tt.dot" else [_exchanged(op, turned)]
+    return result
 
 
 def _exchanged(op: Op, turned: set[str]) -> Op:
@@ -158,13 +158,13 @@ def with_axes_exchanged(op: Op) -> Op:
 def _product(op: Op, turned: set[str]) -> list[Op]:
     """Return a product of turned blocks, or with a turned result, and the transpositions that the product needs."""
     is_turned = op.results[0] in turned
-    made, factors = list[Op](), list[str]()
+    result, factors = list[Op](), list[str]()
     for name in op.operands[:2]:
         if (name in turned) == is_turned:
             factors.append(name)
             continue
         factors.append(f"{name}@turned{op.results[0]}")
-        made.append(Op("tt.trans", [factors[-1]], [name], "tt.trans", "", op.line))
+        result.append(Op("tt.trans", [factors[-1]], [name], "tt.trans", "", op.line))
     if not is_turned:
-        return [*made, replace(op, operands=[*factors, *op.operands[2:]])]
-    return [*made, replace(with_axes_exchanged(op), operands=[*factors[::-1], *op.operands[2:]])]
+        return [*result, replace(op, operands=[*factors, *op.operands[2:]])]
+    return [*result, replace(with_axes_exchanged(op), operands=[*factors[::-1], *op.operands[2:]])]

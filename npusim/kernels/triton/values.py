@@ -198,8 +198,8 @@ class Condition:
     def __invert__(self) -> Condition:
         single = [Condition(((OPPOSITE[r], d),)) for r, d in self.of]
         groups = [reduce(operator.and_, (~c for c in group)) for group in self.either]
-        made = (*single, *groups)
-        return made[0] if len(made) == 1 else Condition((), (made,))
+        result = (*single, *groups)
+        return result[0] if len(result) == 1 else Condition((), (result,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,11 +451,11 @@ def refuse_many(op: Op, size: int) -> None:
 def elements(op: Op, x: Affine) -> Integers:
     """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
     refuse_many(op, x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step))
-    made = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
+    result = x.base.reshape(*x.base.shape, *(1 for _ in x.shape))
     for i, (step, n) in enumerate(zip(x.steps, x.shape, strict=True)):
         if step:
-            made = made + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
-    return np.broadcast_to(made, (*x.base.shape, *x.shape))
+            result = result + (step * np.arange(n)).reshape(n, *(1 for _ in x.shape[i + 1 :]))
+    return np.broadcast_to(result, (*x.base.shape, *x.shape))
 
 
 def known_elements(op: Op, left: tuple[Integers | None, ...], shape: tuple[int, ...]) -> Any:

@@ -209,21 +209,21 @@ class WholeNumbers(Arithmetic, ABC):
         rule = "slt", Affine(-like.left[i], steps, shape)
         before = self.values.pop(op.results[0], None)
         self._load(op, Affine(start, steps, shape, name), Condition((rule,)), None, f"i{x.bits}")
-        made = self.values.pop(op.results[0])
+        result = self.values.pop(op.results[0])
         if before is not None:
             self.values[op.results[0]] = before
-        assert isinstance(made, Floats)
+        assert isinstance(result, Floats)
         self.notes.append(
             f"{op.line}: the indices of a loop's tiles are treated as a tensor in memory; the time includes loading it"
         )
-        return made
+        return result
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice by a mask of indices; in a loop, the mask has one index in each program (that of a label)."""
-        if self._walk is None or (made := self._is_at_index(op, mask)) is None:
+        if self._walk is None or (result := self._is_at_index(op, mask)) is None:
             self._other_choice(op, mask, a, b)
             return
-        is_at, relation = made
+        is_at, relation = result
         self._by_value(op, is_at, *((a, b) if relation == "eq" else (b, a)))
 
     def _other_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
@@ -240,9 +240,9 @@ class WholeNumbers(Arithmetic, ABC):
             return
         pair = [self._as_value(op, x) if isinstance(x, Affine | Listed | Elements) else x for x in (a, b)]
         super()._by_value(op, mask, *pair)
-        made, known = self.values[op.results[0]], [_most_of(x) for x in pair]
-        if isinstance(made, Floats) and all(x is not None for x in known):
-            self._set(op, replace(made, most=max(1, *(x or 0 for x in known))))
+        result, known = self.values[op.results[0]], [_most_of(x) for x in pair]
+        if isinstance(result, Floats) and all(x is not None for x in known):
+            self._set(op, replace(result, most=max(1, *(x or 0 for x in known))))
 
     def _arith_select(self, op: Op, mask: Known, a: Known, b: Known) -> None:
         """Read a choice of integers outside loops, some of which are values of a tile, as a choice of such values."""
@@ -304,9 +304,9 @@ class WholeNumbers(Arithmetic, ABC):
         bits = max(given.bits, 8 if is_signed else 16)
         is_one = values.ndim == len(("program", "iteration"))
         block = values[..., None] if is_one else values
-        made = self._known_block(op, self._unique("integers"), block, f"i{bits}")
+        result = self._known_block(op, self._unique("integers"), block, f"i{bits}")
         most = int(np.abs(values).max(initial=0))
-        return replace(made, axes=() if is_one else made.axes, most=most, is_seen=True)
+        return replace(result, axes=() if is_one else result.axes, most=most, is_seen=True)
 
     def _without_sign(self, op: Op, of: str, x: Floats) -> Floats:
         """Return integers as unsigned numbers if the tensor to which they are stored has unsigned elements."""
@@ -320,9 +320,9 @@ class WholeNumbers(Arithmetic, ABC):
         wide = replace(x, text=f"{self.text(x)}.to('float32')", fmt="i16") if x.fmt == "i8" else x
         wide = self._named(op, wide, "signed")
         text = f"where(compare({wide.text}, 0.0, 'olt'), {wide.text} + {float(1 << bits)!r}, {wide.text})"
-        made = Floats(text, x.axes, "i16", x.pad if (x.pad or 0) >= 0 else None)
+        result = Floats(text, x.axes, "i16", x.pad if (x.pad or 0) >= 0 else None)
         self._emit(f"{(name := self._unique('unsigned'))} = {text}", op.line)
-        return replace(made, text=name)
+        return replace(result, text=name)
 
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
@@ -361,8 +361,10 @@ class WholeNumbers(Arithmetic, ABC):
             raise op.fail(
                 f"converting this value to {kind} is not supported; blocks of floats can become {', '.join(WHOLE)}"
             )
-        made = next((o for o in self._made if op.operands[0] in o.results), None)
-        is_whole = made is not None and (made.name in TO_WHOLE or "__nv_round" in made.text or "__nv_rint" in made.text)
+        result = next((o for o in self._made if op.operands[0] in o.results), None)
+        is_whole = result is not None and (
+            result.name in TO_WHOLE or "__nv_round" in result.text or "__nv_rint" in result.text
+        )
         x = x if is_whole else self._cut(op, x)
         if self.choices.converts_wide and kind == "i8":
             self._set_low_bits(op, x)
@@ -372,9 +374,9 @@ class WholeNumbers(Arithmetic, ABC):
     def _cut(self, op: Op, x: Floats) -> Floats:
         """Return floats cut toward 0."""
         self._to_whole(op, x, "npusim.trunc")
-        made = self.values[op.results[0]]
-        assert isinstance(made, Floats)
-        return made
+        result = self.values[op.results[0]]
+        assert isinstance(result, Floats)
+        return result
 
     def _arith_fptoui(self, op: Op, x: Known) -> None:
         """Read floats as unsigned integers of 8 bits: of 16 bits, 0 to 65535, of which a store writes the low 8."""
@@ -440,9 +442,9 @@ class WholeNumbers(Arithmetic, ABC):
     def _resized(self, op: Op, x: Known) -> None:
         if isinstance(x, ValueComparison) and op.name == "arith.extui" and shape_of(op.type)[1] in WHOLE:
             self._by_value(op, x, Number(1.0, "1.0"), Number(0.0, "0.0"))
-            made = self.values[op.results[0]]
-            if isinstance(made, Floats):
-                self._set(op, replace(made, most=1))
+            result = self.values[op.results[0]]
+            if isinstance(result, Floats):
+                self._set(op, replace(result, most=1))
             return
         if not isinstance(x, Floats):
             self._known_resized(op, x)
@@ -552,10 +554,10 @@ class WholeNumbers(Arithmetic, ABC):
             return number
         if isinstance(x, Listed | Elements) and self._walk is None and not (isinstance(x, Listed) and x.rest.of):
             x = self._known_integers(op, x, is_signed=True)
-        made = self._as_block(op, x, like) if isinstance(x, Affine) else x
-        if not isinstance(made, Floats):
+        result = self._as_block(op, x, like) if isinstance(x, Affine) else x
+        if not isinstance(result, Floats):
             raise op.fail(f"{op.name} of a value of a tile and of loaded integers is not supported")
-        return made
+        return result
 
     def _tt_dot(self, op: Op, a: Known, b: Known, c: Known) -> None:
         shape, kind = shape_of(op.type)
@@ -628,8 +630,8 @@ class WholeNumbers(Arithmetic, ABC):
         """Read a reduction of integers that are known at launch, by their elements."""
         given, at, name = elements_in(op, x), op.number("axis"), of_integers(op)
         values = np.moveaxis(given.values, at + 2, 0)
-        made = reduce(partial(computed_of, op, name, bits=given.bits), values)
-        self._set(op, affine(made) or Elements(made, given.bits, given.work + len(values), given.why))
+        result = reduce(partial(computed_of, op, name, bits=given.bits), values)
+        self._set(op, affine(result) or Elements(result, given.bits, given.work + len(values), given.why))
         if isinstance(known := self.values[op.results[0]], Affine):
             self._set(op, replace(known, bits=given.bits))
 
@@ -641,8 +643,8 @@ class WholeNumbers(Arithmetic, ABC):
             return
         given, at, is_reversed = elements_in(op, x), op.number("axis"), "reverse = true" in op.text
         values = np.moveaxis(given.values, at + 2, 0)[:: -1 if is_reversed else 1]
-        made = [*accumulate(values, partial(computed_of, op, name, bits=given.bits))][:: -1 if is_reversed else 1]
-        scanned = np.moveaxis(np.array(made), 0, at + 2)
+        result = [*accumulate(values, partial(computed_of, op, name, bits=given.bits))][:: -1 if is_reversed else 1]
+        scanned = np.moveaxis(np.array(result), 0, at + 2)
         self._set(op, affine(scanned) or Elements(scanned, given.bits, given.work + len(values), given.why))
         if isinstance(known := self.values[op.results[0]], Affine):
             self._set(op, replace(known, bits=given.bits))
@@ -661,9 +663,9 @@ class WholeNumbers(Arithmetic, ABC):
         body = [replace(op.body[0], name=f"arith.{word[name]}"), *op.body[1:]]
         wide = replace(x, text=f"{self.text(x)}.to('float32')") if x.fmt == "i8" else x
         super()._tt_reduce(replace(op, body=body), wide)
-        made = self.values[op.results[0]]
-        assert isinstance(made, Floats)
-        self._set(op, replace(made, fmt="i32", most=most))
+        result = self.values[op.results[0]]
+        assert isinstance(result, Floats)
+        self._set(op, replace(result, fmt="i32", most=most))
 
     def _place(self, op: Op, largest: Op, x: Floats, best: Floats, index: Affine) -> None:
         """Set the index of a maximum (of equal maxima, the first) as a second maximum, that of the negated indices."""
@@ -718,10 +720,10 @@ def _is_of_first(body: Sequence[Op]) -> bool:
     """Return whether a reduction of pairs returns the greater, or lesser, element, and of equal ones the lesser index,
     in the form in which Triton writes tl.max, tl.min, tl.argmax and tl.argmin.
     """
-    made = makers(body)
+    result = makers(body)
 
     def of(name: str) -> Op:
-        return made.get(name, body[-1])
+        return result.get(name, body[-1])
 
     if len(body[-1].operands) != 2:
         return False

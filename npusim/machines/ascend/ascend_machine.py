@@ -163,8 +163,8 @@ class AscendMachine(Machine):
         if attention_fields(tiling).order != "rolling":
             fields.pop("pipeline", None)
         named = tiling.model_fields_set
-        made = {n: value for n, value in fields.items() if n in known and n not in named}
-        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **made})
+        result = {n: value for n, value in fields.items() if n in known and n not in named}
+        return type(tiling).model_construct(_fields_set=set(named), **{**dict(tiling), **result})
 
     def by_tile(self, tiling: Tiling, precision: object) -> Mapping[str, object]:
         """Return the kernel if a tiling states the tile but no kernel: the precision's kernel, or a kernel that calls
@@ -186,8 +186,8 @@ class AscendMachine(Machine):
                     f"{name}={getattr(tiling, name)}: the vector unit of {self.device.name} works on registers, "
                     "without barriers within a function; the field is for devices such as ascend_910b2"
                 )
-        made = tiling.model_copy(update={"barriers": None, "kernel": self.usual.name})
-        return made, (f"kernel={self.usual.name}: CANN's kernel, because its vector functions need no barriers",)
+        result = tiling.model_copy(update={"barriers": None, "kernel": self.usual.name})
+        return result, (f"kernel={self.usual.name}: CANN's kernel, because its vector functions need no barriers",)
 
     def _coded(self, tiling: RegisterFields) -> RegisterFields:
         """Return the tiling with its choices of vector functions, where the unit has registers."""
@@ -335,13 +335,13 @@ class AscendMachine(Machine):
         """
         listed, said = list(phases), list(notes)
         while True:
-            made = _written(Itself(self.device), tuple([_InAnyOrder(*both) for both in listed]))
-            if isinstance(made, TilingError):
-                raise made.with_traceback(None)
+            result = _written(Itself(self.device), tuple([_InAnyOrder(*both) for both in listed]))
+            if isinstance(result, TilingError):
+                raise result.with_traceback(None)
             short = [
                 i
                 for i, (phase, tiling) in enumerate(listed)
-                if _may_shrink(phase, tiling) and not self._has_flags(made.rings[i])
+                if _may_shrink(phase, tiling) and not self._has_flags(result.rings[i])
             ]
             if not short:
                 break
@@ -352,8 +352,8 @@ class AscendMachine(Machine):
                     f"{phase.name}: its operands have one slot each: two slots would need more flags than "
                     "the device has"
                 )
-        built = [writer.build(phase.cells) for writer, (phase, _) in zip(made.writers, listed, strict=True)]
-        of_program = [phase for phase, _ in listed], built, made.group.queues(), made.group.allocator
+        built = [writer.build(phase.cells) for writer, (phase, _) in zip(result.writers, listed, strict=True)]
+        of_program = [phase for phase, _ in listed], built, result.group.queues(), result.group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)
         return self.program(name, *of_program, AscendPricing, flops=flops, notes=tuple(said), is_attention=is_attention)
 

@@ -530,11 +530,11 @@ class _CoreGroupRun:
 
 def _with_costs(issued: Sequence[IssuedInstruction], costs: _Costs) -> list[tuple[IssuedInstruction, Cost | None]]:
     """Return instructions with their costs; vector instructions without a flag or barrier between them are combined."""
-    made, run = list[tuple[IssuedInstruction, Cost | None]](), list[IssuedInstruction]()
+    result, run = list[tuple[IssuedInstruction, Cost | None]](), list[IssuedInstruction]()
 
     def ended() -> None:
         if run:
-            made.append((run[0], costs.of(run)))
+            result.append((run[0], costs.of(run)))
             run.clear()
 
     for x in issued:
@@ -543,6 +543,6 @@ def _with_costs(issued: Sequence[IssuedInstruction], costs: _Costs) -> list[tupl
             continue
         if x.pipe in ("V", "ALL", "S"):
             ended()
-        made.append((x, costs.of([x]) if x.kind == "access" and x.pipe != "S" else None))
+        result.append((x, costs.of([x]) if x.kind == "access" and x.pipe != "S" else None))
     ended()
-    return made
+    return result

@@ -42,8 +42,8 @@ class Parts:
     def _cut(self) -> list[tuple[Stage, ...]]:
         parts: list[list[Stage]] = [[]]
         for s in self.frame.phase.loops[0].stages:
-            made = {n for before in parts[-1] for n in before.written if self.frame.places[n] == "up"}
-            if s.is_product and made.intersection(s.read):
+            result = {n for before in parts[-1] for n in before.written if self.frame.places[n] == "up"}
+            if s.is_product and result.intersection(s.read):
                 parts.append([])
             parts[-1].append(s)
         return [tuple(part) for part in parts]

@@ -255,8 +255,8 @@ class CubeProduct:
         if not self.stays:
             yield from self._drains(block, tile, corner, corners)
         if self.until_left and corner.is_last:
-            made = [n for n in (self.left, self.right) if self.frame.places[n] == "up"]
-            fronts = (self.cross[n][0].front(*self._handed(n, block, tile)) for n in made)
+            result = [n for n in (self.left, self.right) if self.frame.places[n] == "up"]
+            fronts = (self.cross[n][0].front(*self._handed(n, block, tile)) for n in result)
             yield pass_on(f"{self.name}.give", FIXP, *fronts)
 
     def _handed(self, n: str, block: WorkTile, tile: Visit) -> tuple[int, int, str]:

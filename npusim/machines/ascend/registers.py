@@ -372,7 +372,7 @@ class _VectorFunction:
             loop.trips, wide = float(ceil_div(loop.rows * loop.cols, self._lanes(loop))), 1
         each, counts = wide * chains, loop.counts
         loop.each = each
-        made = {id(v) for v in loop.values}
+        result = {id(v) for v in loop.values}
         for value in loop.values:
             if value.name:
                 counts[value.name] += each
@@ -396,11 +396,11 @@ class _VectorFunction:
                 if value.is_narrowed and value.cols > 1:
                     counts["pack"] += each
                 counts["store_blocks" if rows_of_fractals else "store"] += 1 if value.reduction else each
-        loop.follows = any(self._is_made_here(s) and id(s) not in made for s in self._read(loop))
+        loop.follows = any(self._is_made_here(s) and id(s) not in result for s in self._read(loop))
 
     def _read(self, loop: HardwareLoop) -> list[RegisterValue | Hashable]:
-        made = {id(v) for v in loop.values}
-        return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in made))
+        result = {id(v) for v in loop.values}
+        return list(dict.fromkeys(s for v in loop.values for s in v.sources if id(s) not in result))
 
     def _is_spread(self, source: RegisterValue | Hashable, loop: HardwareLoop) -> bool:
         """Return whether a source has one value for each row, and the loop runs over columns of tiles."""

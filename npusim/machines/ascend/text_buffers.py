@@ -49,10 +49,10 @@ class TextNames:
         """Return a name for a thing: the requested one, with a number appended if another thing has it."""
         if key not in self._of:
             name, number = identifier(wanted), 1
-            while (made := name if number == 1 else f"{name}_{number}") in self._taken:
+            while (result := name if number == 1 else f"{name}_{number}") in self._taken:
                 number += 1
-            self._taken.add(made)
-            self._of[key] = made
+            self._taken.add(result)
+            self._of[key] = result
         return self._of[key]
 
 
@@ -110,10 +110,10 @@ def axis_text(start: int | Sum, count: int, whole: int) -> TextLine:
 
 def indexed(of: TextLine, axes: Sequence[TextLine]) -> TextLine:
     """Return a name with the texts of its axes."""
-    made = of.then("[")
+    result = of.then("[")
     for i, axis in enumerate(axes):
-        made = made.then((", " if i else "") + axis.text, *axis.numbers)
-    return made.then("]")
+        result = result.then((", " if i else "") + axis.text, *axis.numbers)
+    return result.then("]")
 
 
 class Buffers:
@@ -147,9 +147,11 @@ class Buffers:
             others = [b for k, b in self._of.items() if k[:2] == key[:2] and k != key]
             if others:
                 raise ProgramError(f"{ring.name}: its slots have matrices of several widths or formats")
-        made = self._made(key, memory, ring.name, ring.offset_bytes, ring.depth, rows, cols, tile.fmt, ring.slot_bytes)
-        made.used.add((0 if is_turned else row, rows - (0 if is_turned else row)))
-        return made
+        result = self._made(
+            key, memory, ring.name, ring.offset_bytes, ring.depth, rows, cols, tile.fmt, ring.slot_bytes
+        )
+        result.used.add((0 if is_turned else row, rows - (0 if is_turned else row)))
+        return result
 
     def of_tile(self, tile: Tile) -> TextBuffer:
         """Return the buffer of a tile of one unit."""
@@ -164,9 +166,9 @@ class Buffers:
                     "has columns"
                 )
         self.spans[memory, begin] = max(end, self.spans.get((memory, begin), 0))
-        made = self._made(key, memory, title, tile.offset_bytes, 1, tile.rows, tile.stride, tile.fmt, 0)
-        made.used.add((0, tile.rows))
-        return made
+        result = self._made(key, memory, title, tile.offset_bytes, 1, tile.rows, tile.stride, tile.fmt, 0)
+        result.used.add((0, tile.rows))
+        return result
 
     def _made(
         self,

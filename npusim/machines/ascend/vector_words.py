@@ -35,10 +35,10 @@ _EXCHANGEABLE = frozenset({Opcode.ADD, Opcode.MUL, Opcode.MAX, Opcode.MIN})
 
 def called(word: str, *operands: TextLine) -> TextLine:
     """Return a call up to its last operand."""
-    made = TextLine(f"{word}(")
+    result = TextLine(f"{word}(")
     for i, x in enumerate(operands):
-        made = made.then((", " if i else "") + x.text, *x.numbers)
-    return made
+        result = result.then((", " if i else "") + x.text, *x.numbers)
+    return result
 
 
 def refuse_rounding(step: Step) -> None:
@@ -62,8 +62,8 @@ def vector_line(step: Step, text: OperandText) -> TextLine:
         return called("T.copy", text(tiles[0]), text(dst)).then(")")
     if opcode is Opcode.CAST:
         refuse_rounding(step)
-        made = called("T.tile.cast", text(dst), text(tiles[0]))
-        return made.then(f', "CAST_RINT", {dst.rows * dst.cols})')
+        result = called("T.tile.cast", text(dst), text(tiles[0]))
+        return result.then(f', "CAST_RINT", {dst.rows * dst.cols})')
     if opcode is Opcode.FILL:
         if not tiles:
             return called("T.tile.fill", text(dst)).then(f", {_number(step.srcs[0])})")

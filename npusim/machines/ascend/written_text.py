@@ -165,14 +165,14 @@ class _KernelWriter:
 
     def _items_once(self, items: Iterable[Item]) -> list[TileOp]:
         """Return the operations of items, with the body of each loop once."""
-        made = list[TileOp]()
+        result = list[TileOp]()
         for item in items:
             if isinstance(item, Loop):
                 index = item.indices[0] if len(item.indices) else None
-                made += [] if index is None else self._items_once(item.body(index))
+                result += [] if index is None else self._items_once(item.body(index))
             else:
-                made.append(item)
-        return made
+                result.append(item)
+        return result
 
     def _start(self, firsts: Mapping[int, Sum]) -> None:
         self.cursors = {e.index: firsts.get(e.index, Sum()) for e in self.walker.endpoints}
@@ -266,16 +266,16 @@ class _KernelWriter:
 
     # ------------------------------------------------------------ items
     def _items(self, items: Iterable[Item]) -> Streams:
-        made: dict[str, list[Node]] = {core: [] for core in _CORES}
+        result: dict[str, list[Node]] = {core: [] for core in _CORES}
         listed = list(items)
         turned = _turned([x for x in listed if not isinstance(x, Loop)])
         self._refuse_pieces(listed)
         for item in listed:
             if isinstance(item, Loop):
-                self._loop(item, made)
+                self._loop(item, result)
             else:
-                self._operation(item, made[item.queue.partition(".")[0]], turned)
-        return made
+                self._operation(item, result[item.queue.partition(".")[0]], turned)
+        return result
 
     def _refuse_pieces(self, items: Iterable[Item]) -> None:
         """Raise `ProgramError` for products that add to one result without a loop: only loops are read as one sum."""
@@ -406,10 +406,10 @@ class _KernelWriter:
         """Return a coordinate with the names of its loops and of the block's own numbers."""
         if isinstance(value, Coordinate) and not value.is_affine:
             raise ProgramError("a coordinate that is not a sum of loop numbers cannot be written as text")
-        made = Sum(constant_of(value))
+        result = Sum(constant_of(value))
         for symbol, factor in terms_of(value).items():
-            made = made.plus(self.variables[symbol], factor)
-        return made
+            result = result.plus(self.variables[symbol], factor)
+        return result
 
     def _wait(self, e: Endpoint, generation: Sum) -> TextLine:
         """Return the line that waits for the other side of a ring."""

@@ -497,8 +497,8 @@ class ResidentBlock:
         assert works is not None
         dst = places.part(0, row.dst, block.rows, frame.cols(row.dst, block, tile))
         k_axis = frame.phase.product_axes(row)[1]
-        made = [n for n in row.srcs if n not in places.near]
-        wholes = {n: places.part(0, n, block.rows, frame.cols(n, block, tile)) for n in made}
+        result = [n for n in row.srcs if n not in places.near]
+        wholes = {n: places.part(0, n, block.rows, frame.cols(n, block, tile)) for n in result}
         for n, whole in wholes.items():
             put = works.slice(n, whole, is_made=True)
             yield TileOp(f"{frame.label(n)}.put", queue, LSU, (), held, put)
@@ -575,8 +575,8 @@ class ResidentBlock:
         """Yield the stores of a stage's results: to shared memory for products, or to the output."""
         for n in s.written:
             if n in self.places.prepared:
-                made = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
-                yield self._put(n, block, tile, group, share, made)
+                result = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))
+                yield self._put(n, block, tile, group, share, result)
             if self.frame.places[n] == "out":
                 where = self.frame.cut(n, block, tile, share)
                 part = self.places.part(group, n, share[1], self.frame.cols(n, block, tile))

@@ -183,7 +183,7 @@ class BlockPlaces:
         Operands that only rows read are loaded to registers after a loop over pieces of keys, if the kernel has one (in
         the machine code of FLA's chunk_fwd_kernel_o the first load of g follows the last product of K).
         """
-        frame, made, is_out, seen = self.frame, set[str](), False, set[str]()
+        frame, result, is_out, seen = self.frame, set[str](), False, set[str]()
         late: dict[Stage, tuple[str, ...]] = {}
         for s in (
             frame.stages if self.tiling.has_groups and not frame.loop_axis and not self.decided.slice_elements else ()
@@ -191,11 +191,11 @@ class BlockPlaces:
             copied = (n for n in s.read if n in self.shared and self.loaded.get(n) is self.near[n])
             direct = (n for n in s.read if frame.phase.pieces and n in self.visited and n not in self.shared)
             own = tuple(n for n in (copied if s.is_product else direct) if n not in seen)
-            if own and (is_out or made & {*s.read}):
+            if own and (is_out or result & {*s.read}):
                 late[s] = own
             seen |= {*own}
-            if s.is_product or made & {*s.read}:
-                made |= {*s.written}
+            if s.is_product or result & {*s.read}:
+                result |= {*s.written}
             is_out |= any(frame.places[n] == "out" for n in s.written)
         return late
 

@@ -84,11 +84,11 @@ class _Group:
         """The common part, and each symbol's integers; None if blocks differ in more than integers."""
         coordinates: dict[Symbol, Sequence[int]] = {}
         try:
-            made = symbols_in(coordinates, is_bounded=True)
+            result = symbols_in(coordinates, is_bounded=True)
             if isinstance(self.blocks, BlockColumns):
-                block = self.blocks.twin(self.numbers, "block", made)
+                block = self.blocks.twin(self.numbers, "block", result)
             else:
-                block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", made)
+                block = twin([self.blocks[n] for n in self.numbers.tolist()], "block", result)
         except TypeError:
             return None
         return block, {symbol: np.array(values, np.int64) for symbol, values in coordinates.items()}

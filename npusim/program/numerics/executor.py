@@ -689,8 +689,8 @@ class TensorStore:
         key = (tensor.name, batch, head)
         matrix = self._heads.get(key)
         if matrix is None:
-            made = self._viewed(tensor, tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
-            matrix = self._heads[key] = made
+            result = self._viewed(tensor, tensor.of, batch, head) if tensor.of else self._make(tensor, batch, head)
+            matrix = self._heads[key] = result
         return matrix
 
     def _viewed(self, tensor: GlobalTensor, of: GlobalTensor, batch: int, head: int) -> Array:

@@ -126,18 +126,18 @@ def _settled(run: Callable[[int], _Run], settling: int) -> _Run:
     """Return a run that is long enough for ``settling`` periods between the first and the last iterations."""
     k, before = settling, (-1, -1, -1, -1)
     for _ in range(8):
-        made = run(k)
-        own = made.growth
+        result = run(k)
+        own = result.growth
         form = _conditions(own)
         needed = max(own.least, own.before + own.after + (settling + 2) * own.period)
         if own.reasons or (form == before and k >= needed):
-            return made
-        if made.size * max(1, needed) > MOST_INSTRUCTIONS * max(1, k):
+            return result
+        if result.size * max(1, needed) > MOST_INSTRUCTIONS * max(1, k):
             own.refuse(f"more than {MOST_INSTRUCTIONS:,} instructions would run before states can repeat")
-            return made
+            return result
         before, k = form, max(k, needed)
-    made.growth.refuse("the conditions of a longer program differ from those of a shorter one")
-    return made
+    result.growth.refuse("the conditions of a longer program differ from those of a shorter one")
+    return result
 
 
 def _conditions(growth: Growth) -> tuple[int, int, int, int]:
@@ -150,20 +150,20 @@ def _run(path: Path, name: str, arguments: Mapping[str, object], growth: Growth)
     kernel = load_program(path, name, arguments, language)
     growth.path = kernel.path
     scalars = arguments if kernel.name == name else {}
-    groups, made = dict[int, None](), dict[object, "Cores"]()
+    groups, result = dict[int, None](), dict[object, "Cores"]()
     for one in walks_of(kernel, language, scalars, growth):
         groups[one.walk.group] = None
-        made.setdefault(one.form, one.walk.cores)
+        result.setdefault(one.form, one.walk.cores)
         if one.is_cut:
             growth.refuse(f"core group {one.walk.group} has more than {MOST_PATHS} paths through its conditions")
     growth.reasons |= dict.fromkeys(of_function(kernel.path, kernel.line))
     boxes = [
-        box for cores in made.values() for issued in cores.values() for x in issued for box in (*x.reads, *x.writes)
+        box for cores in result.values() for issued in cores.values() for x in issued for box in (*x.reads, *x.writes)
     ]
     for box in boxes:
         if box.space != "GM" and box.moves:
             growth.refuse(f"the part of {box.buffer} in {box.space} moves with an iteration")
-    return _Run(growth, tuple(made.values()), tuple(groups))
+    return _Run(growth, tuple(result.values()), tuple(groups))
 
 
 def _repeats(executed: SteppedCores, growth: Growth) -> bool:

@@ -52,13 +52,13 @@ def _inserted(cores: Cores, inserts: Sequence[_Insert]) -> Cores:
     changed = dict[str, list[Issued]]()
     for core, issued in cores.items():
         mine = [x for x in inserts if x.core == core[0]]
-        out = [made for x in mine if not x.line and x.is_before for made in x.made(core, 0)]
+        out = [result for x in mine if not x.line and x.is_before for result in x.made(core, 0)]
         for statement in _statements(issued):
             here = [x for x in mine if x.line == statement[0].line]
-            out += [made for x in here if x.is_before for made in x.made(core, statement[0].run)]
+            out += [result for x in here if x.is_before for result in x.made(core, statement[0].run)]
             out += statement
-            out += [made for x in here if not x.is_before for made in x.made(core, statement[0].run)]
-        changed[core] = out + [made for x in mine if not x.line and not x.is_before for made in x.made(core, 0)]
+            out += [result for x in here if not x.is_before for result in x.made(core, statement[0].run)]
+        changed[core] = out + [result for x in mine if not x.line and not x.is_before for result in x.made(core, 0)]
     return changed
 
 

@@ -81,11 +81,11 @@ class _Core:
 
     def places(self) -> list[int]:
         """Return the number of each instruction within its turn."""
-        made, first = list[int](), 0
+        result, first = list[int](), 0
         for i, x in enumerate(self.issued):
             first = i if i and self.issued[i - 1].turn != x.turn else first
-            made.append(i - first)
-        return made
+            result.append(i - first)
+        return result
 
 
 class SteppedCores:
@@ -205,7 +205,7 @@ class SteppedCores:
         """Record the accesses of an instruction; it is a fault if an earlier access to common bytes is not known to
         have ended.
         """
-        made = list[tuple[Box, _Use]]()
+        result = list[tuple[Box, _Use]]()
         for is_write, boxes in ((False, x.reads), (True, x.writes)):
             for box in boxes:
                 is_moving = bool(box.moves)
@@ -216,13 +216,13 @@ class SteppedCores:
                     pipe,
                     is_write,
                 )
-                made.append((box, use))
+                result.append((box, use))
                 for other, number in self._uses[box.space, box.core].items():
                     is_open = (is_write or other.is_write) and known.get(other.pipe, 0) < number
                     if is_open and self._may_meet(use, other):
                         self.fault = f"{x}: nothing orders its access to {box} after an access of {other.pipe}"
                         return
-        for box, use in made:
+        for box, use in result:
             self._uses[box.space, box.core][use] = self._numbers[pipe] + 1
 
     def _may_meet(self, one: _Use, other: _Use) -> bool:
@@ -323,12 +323,12 @@ class SteppedCores:
 
 
 def _joined(clocks: Iterable[Mapping[str, int]]) -> Clock:
-    made = Clock()
+    result = Clock()
     for clock in clocks:
         for pipe, number in clock.items():
-            if made.get(pipe, 0) < number:
-                made[pipe] = number
-    return made
+            if result.get(pipe, 0) < number:
+                result[pipe] = number
+    return result
 
 
 def _placed(box: Box, iteration: int) -> Box | _Moving:

@@ -493,12 +493,12 @@ class _Examination:
         return replace(place, row=p.queries[place.batch] - 1) if p is not None and call.is_last_query else place
 
     def _key_of(self, program: TileProgram, place: Place) -> _AsAsked[Hashable]:
-        made = id(program), place
-        if made in self._keys:
-            return self._keys[made]
+        result = id(program), place
+        if result in self._keys:
+            return self._keys[result]
         key = _AsAsked(row_steps(program, place, has_rows=self.attention is None))
-        if made[0] in self._kept:
-            self._keys[made] = key
+        if result[0] in self._kept:
+            self._keys[result] = key
         return key
 
     def _computed(
