@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from inspect import signature
 from itertools import chain, count
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from npusim.errors import ProgramError
 from npusim.formats.whole import whole_limits
 from npusim.kernels.form.lowering import Kernel
 from npusim.kernels.triton.integers import bits_of
-from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, reached, shape_of
+from npusim.kernels.triton.ttir_text import EXACT, FORMATS, WHOLE, Function, Line, Op, makers, reached, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Booleans,
@@ -449,6 +450,11 @@ class Draft:
     def looked_up(self, name: str) -> dict[str, Op]:
         """Return the loads of integers from which a value is computed, by their results."""
         return {n: self._looks[n] for n in self._made_of(name) if n in self._looks}
+
+    @cached_property
+    def _makers(self) -> dict[str, Op]:
+        """The operation of each result, also in branches and loops."""
+        return makers(self._made)
 
     def _made_of(self, name: str) -> list[str]:
         """Return a value and all values from which it is computed."""

@@ -20,6 +20,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.formats.whole import whole_limits, without_sign, wrapped
 from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
+from npusim.kernels.triton.compared_indices import are_only_compared, as_integers, is_exact
 from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.integers import bits_of, computed_of
 from npusim.kernels.triton.kernel_draft import Choices
@@ -37,10 +38,13 @@ from npusim.kernels.triton.values import (
     Number,
     ValueComparison,
     affine,
+    constant,
     elements,
     literal,
 )
 
+#: Indices that are compared, and numbers with which they are.
+_KEPT = (Affine, Elements, Number)
 _SELECTS = ("arith.select", "arith.select")
 #: Half of the number of values of a byte.
 HALF_BYTE = 1 << 7
@@ -324,8 +328,24 @@ class WholeNumbers(Arithmetic, ABC):
         self._emit(f"{(name := self._unique('unsigned'))} = {text}", op.line)
         return replace(result, text=name)
 
+    def _arith_cmpf(self, op: Op, a: Known, b: Known) -> None:
+        if not (isinstance(a, _KEPT) and isinstance(b, _KEPT)) or (isinstance(a, Number) and isinstance(b, Number)):
+            if any(isinstance(x, Affine | Elements) for x in (a, b)):
+                raise op.fail("a comparison of indices as floats, some of which the floats round, is not supported")
+            super()._arith_cmpf(op, a, b)
+            return
+        if isinstance(compared := as_integers(op, a, b), bool):
+            self._set(op, constant(compared, shape_of(op.type)[0], bits=1))
+            return
+        relation, one, other = compared
+        self._arith_cmpi(replace(op, text=f"arith.cmpi {relation}, {op.text.partition(', ')[2]}"), one, other)
+
     def _arith_sitofp(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
+        is_index = isinstance(x, Affine | Elements) and is_exact(op, x)
+        if is_index and are_only_compared(op, self._readers, self._makers, self._made_of):
+            self._set(op, x)
+            return
         x = x.wide if isinstance(x, Floats) and x.wide else x
         if isinstance(x, Affine) and any(x.steps):
             x = self._as_block(op, x)
