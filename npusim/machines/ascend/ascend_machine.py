@@ -352,6 +352,12 @@ class AscendMachine(Machine):
                     f"{phase.name}: its operands have one slot each: two slots would need more flags than "
                     "the device has"
                 )
+        for writer, (phase, _) in zip(result.writers, listed, strict=True):
+            if slots := writer.joint_slots:
+                said.append(
+                    f"{phase.name}: {sum(map(len, slots))} inputs share {len(slots)} "
+                    f"slot{'s' * (len(slots) > 1)}: one slot each would need more flags than the device has"
+                )
         built = [writer.build(phase.cells) for writer, (phase, _) in zip(result.writers, listed, strict=True)]
         of_program = [phase for phase, _ in listed], built, result.group.queues(), result.group.allocator
         is_attention = any(tiling.decided.is_vendors for _, tiling in listed)

@@ -87,6 +87,11 @@ class AscendPhase:
         """Stages of the loop over tiles; empty if products have no loop."""
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
+    @property
+    def joint_slots(self) -> list[tuple[str, ...]]:
+        """The inputs that share each shared slot of a vector core."""
+        return [tuple(slot.offsets) for slot in self.vectors[0].shared] if self.vectors else []
+
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
         """Return the phase of the program; ``blocks`` are in the order in which core groups get them."""
         reread = tuple((p.right, p.plan.m) for p in self.products.values() if p.rereads)

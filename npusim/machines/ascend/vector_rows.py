@@ -14,6 +14,7 @@ from npusim.kernels.form.language import ONE
 from npusim.kernels.form.phase import WHOLE, bind
 from npusim.late_methods import dataclass
 from npusim.machines.ascend.group import GM, PING_PONG, SLICE_ELEMENTS, RowSlice, VectorWork, compute, move, pass_on
+from npusim.machines.ascend.joint_slots import JointSlot, joint_slots
 from npusim.machines.transfers import BLOCK_BYTES
 from npusim.program.ir.op import Opcode, Step
 from npusim.program.ir.tile import Tile
@@ -130,6 +131,8 @@ class VectorShare:
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
         self.single = self._single(stages)
+        self.shared = self._joint(stages)
+        self.joint = {n: slot for slot in self.shared for n in slot.offsets}
         for s in stages:
             self._place_ends(s, stages)
         for s in stages:
@@ -163,6 +166,37 @@ class VectorShare:
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
         return {n for n in inputs if n not in twice[: max(0, spare)]}
 
+    def _joint(self, stages: Sequence[RowsStage]) -> list[JointSlot]:
+        """Return the slots that inputs share if inputs and masks, one slot each, need more flags than the device
+        has.
+        """
+        frame, flags = self.frame, self.group.device.flags
+        names = frame.phase.names
+        others = len({n for s in stages for n in s.masks if frame.is_loaded(n)}) + len(self.tiling.spilled)
+        others += sum(bool(what.first) for what in names.values())
+        readers = {n: [s for s in stages if n in s.inputs] for s in stages for n in s.inputs if n not in self.dropped}
+        if not flags or len(readers) + others <= flags.usable_event_ids_count.value:
+            return []
+        moved = {n for s in stages for n in s.moved.values()}
+        groups = dict[tuple[int, ...], list[str]]()
+        for n, of in readers.items():
+            if n not in moved:
+                groups.setdefault(tuple(map(id, of)), []).append(n)
+        orders = [[[n for n in s.inputs if n in group] for s in readers[group[0]]] for group in groups.values()]
+        alike = [first for first, *more in orders if all(x == first for x in more)]
+        sizes = {n: frame.row_bytes(n, self._tallest(n, stages)) for n in readers}
+        most = flags.usable_event_ids_count.value // self._joint_depth - others
+        return joint_slots(sizes, alike, most, BLOCK_BYTES)
+
+    @property
+    def _joint_depth(self) -> int:
+        return self.depth if self.is_alone else 1
+
+    def _tallest(self, n: str, stages: Sequence[RowsStage]) -> int:
+        """Return the largest number of rows of an input in a slice."""
+        tallest = max(x.height for x in stages if n in x.inputs)
+        return int(self.frame.rows_of(n, (0, tallest))[1])
+
     def _place_ends(self, s: RowsStage, stages: Sequence[RowsStage]) -> None:
         """Allocate the rings of a stage's inputs and outputs, with the size that the largest slice of
         ``stages`` needs.
@@ -171,8 +205,13 @@ class VectorShare:
         for n in s.inputs:
             if n in self.dropped:
                 continue
-            tallest = max(x.height for x in stages if n in x.inputs)
-            size = frame.row_bytes(n, frame.rows_of(n, (0, tallest))[1])
+            if slot := self.joint.get(n):
+                if n not in self.ins:
+                    ends = core.load, core.vector
+                    shared = ring(core.ub, self._ring(n, "in"), slot.size_bytes, self._joint_depth, *ends)
+                    self.ins |= dict.fromkeys(slot.offsets, shared)
+                continue
+            size = frame.row_bytes(n, self._tallest(n, stages))
             self._share_ring(self.ins, n, size, s.inputs)
             if n in s.moved.values():
                 self.ins[n] = ring(core.ub, self._ring(n), size, self.depth, core.load, core.store)
@@ -363,8 +402,9 @@ class VectorShare:
                 views[n] = self._share(n, block, tile, part)
                 continue
             ring, shape = self.ins[n], self._shape(n, block, tile, part)
-            views[n], source = ring.front(*shape), self._outside(n, block, tile, part)
-            yield move(f"{self.frame.label(n)}.load", self.core.load, ring.fill(*shape), source)
+            joint = self.joint.get(n) or JointSlot({n: 0})
+            views[n], source = joint.front(ring, n, shape), self._outside(n, block, tile, part)
+            yield move(f"{self.frame.label(n)}.load", self.core.load, joint.fill(ring, n, shape), source)
         again = [n for n in self.spilled if n in s.stage.read]
         for n in again:
             whole = self._held(n, part, is_write=False)

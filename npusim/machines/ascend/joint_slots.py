@@ -1,0 +1,55 @@
+"""Slots that several inputs of a stage share, if a stage has more inputs than a pair of queues has event flags.
+
+The load queue executes its loads in order: the first load of a shared slot waits until the slot is free, and the last
+one sets the flag for which the vector unit waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from npusim.late_methods import dataclass
+from npusim.units import round_up
+
+if TYPE_CHECKING:
+    from npusim.program.ir.buffers import Ring
+    from npusim.program.ir.tile import RingTile
+
+
+@dataclass(frozen=True, slots=True)
+class JointSlot:
+    """Inputs that share a slot, and the byte at which each begins, in the order of their loads."""
+
+    offsets: Mapping[str, int]
+    size_bytes: int = 0
+
+    def fill(self, ring: Ring, name: str, shape: tuple[int, int, str]) -> RingTile:
+        """Return the load queue's view of an input."""
+        *before, last = self.offsets
+        tile = ring.fill(*shape, first=name == (before or [last])[0], last=name == last)
+        return replace(tile, offset_bytes=self.offsets[name])
+
+    def front(self, ring: Ring, name: str, shape: tuple[int, int, str]) -> RingTile:
+        """Return the vector unit's view of an input; one operation reads all inputs of the slot."""
+        return replace(ring.front(*shape), offset_bytes=self.offsets[name])
+
+
+def joint_slots(sizes: Mapping[str, int], groups: Sequence[Sequence[str]], most: int, block: int) -> list[JointSlot]:
+    """Return the slots with which inputs need at most ``most`` slots, as few shared ones as possible; if that is
+    impossible, the slots with which they need the fewest.
+
+    ``sizes``: bytes of each input, a multiple of ``block`` in a slot; ``groups``: inputs that are always loaded
+    together, in the order of their loads.
+    """
+    result, excess = list[JointSlot](), len(sizes) - max(1, most)
+    for group in sorted(groups, key=len, reverse=True):
+        shared = group[-(excess + 1) :] if excess > 0 else ()
+        if len(shared) > 1:
+            offsets, at = dict[str, int](), 0
+            for n in shared:
+                offsets[n], at = at, at + round_up(sizes[n], block)
+            result.append(JointSlot(offsets, at))
+            excess -= len(shared) - 1
+    return result
