@@ -451,6 +451,12 @@ OF_PARTS = (
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
     *_by_lanes(1),
     *_by_lanes(2),
+    Way(
+        "lane by lane, 2 axes, iterations one after another",
+        partial(_of_floats, knows_tiles=True, lanes=LaneReading(2, is_along=True, writes_out=True)),
+        _has_loops,
+        is_reported=False,
+    ),
 )
 OF_LAUNCHES = (
     *OF_PARTS,
