@@ -173,3 +173,23 @@ def test_a_product_that_the_next_iteration_adds_to_is_refused() -> None:
         kernels.over_other_tiles[(4,)](x, np.zeros_like(x), np.zeros(4, np.float32), 21, 12, KIND=1, B=8)
     with pytest.raises(ProgramError, match=r"whole_lane_kernels\.py:\d+: "):
         npusim.run(calls[0], hw="h200", rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_two_loops_over_the_same_tiles_have_unlike_masks(hw: str) -> None:
+    x = np.abs(_drawn(6, 16)) + 1
+    total = np.where(np.arange(6) < 2, x[:, 2], 0.0)
+    wanted = {"Y": np.where(np.arange(16) != 5, x, 0.0) * total[:, None], "T": total}
+    words = {"X": x, "Y": np.zeros_like(x), "T": np.zeros(6, np.float32), "R": 6, "n": 16, "lo": 5}
+    done = _checked("with_unlike_masks", (6,), hw, wanted, **words, BR=1, B=16)
+    assert (done.numerics.rmse or 0.0) < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_loop_may_read_nothing_that_it_loads(hw: str, first: int) -> None:
+    w, q = _drawn(16), 10
+    most = (np.where(np.arange(16) < q, w, np.float32(1.25)) - w).max()
+    wanted = np.where(np.arange(3) < first, max(0.5, most), 0.5)
+    words = {"W": w, "T": np.zeros(3, np.float32), "n": 16, "q": q, "first": first, "B": 16}
+    _checked("of_hidden_rows", (3,), hw, {"T": wanted}, **words)

@@ -166,6 +166,8 @@ class Kernel:
             **tables._asdict(),
         )
         for n, x in tensors.items():
+            if n not in tables.names and not isinstance(x, BySize):
+                self.fail(f"no statement reads the operand {n}: remove it")
             if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
                 self.fail(f"{n} is the last number along {x.axis}, but no block and no tile covers a part of this axis")
         return with_finite_starts(phase)

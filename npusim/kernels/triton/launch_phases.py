@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, combinations, product
@@ -1211,6 +1211,10 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+#: Raises `ProgramError` for blocks that cannot be executed although they were read.
+Check = Callable[[Sequence[LaunchGrid]], None]
 
 
 def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:
