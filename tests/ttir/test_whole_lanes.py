@@ -134,3 +134,62 @@ def test_an_axis_along_which_programs_have_the_same_lanes_is_one_row() -> None:
     apart = known_tiles("x", ids, places + ids[:, :1, None] * 4, (None,), is_along=True, missing=-1)
     assert same is not None and same.sizes == (4,) and not np.any(same.pointer.base)
     assert apart is not None and apart.sizes == (3, 4) and np.array_equal(apart.holds, np.arange(12))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("q", [0, 30])
+def test_a_sum_is_a_result_and_what_is_computed_from_it_too(hw: str, q: int) -> None:
+    from ttir.stored import stored
+
+    x = _drawn(4, 30)
+    total = x[:, :q].astype(np.float64).sum(1)
+    words = {"X": x, "Y": np.zeros_like(x), "T": np.zeros(4, np.float32), "n": 30, "q": q, "B": 8}
+    made = stored(_checked("square_beside_sum", (4,), hw, {}, **words), words)
+    assert np.abs(made["T"] - total).max() < 1e-5
+    assert np.abs(made["Y"] - (total * total)[:, None]).max() < 1e-4
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_second_loop_visits_other_tiles(hw: str) -> None:
+    x, q = _drawn(4, 21), 12
+    acc = np.full((4, 8), 1.3, np.float32)
+    for start in range(0, q, 8):
+        at = start + 1 + np.arange(8)
+        one = np.where(at < 21, x[:, np.minimum(at, 20)], np.float32(1.25))
+        # one rounding of each product and sum: of 64 bits, the product of two floats of 32 has all digits
+        acc = (acc.astype(np.float64) * np.float32(0.7) + one).astype(np.float32)
+    total = acc.astype(np.float64).sum(1)
+    words = {"X": x, "Y": np.zeros_like(x), "T": np.zeros(4, np.float32), "n": 21, "q": q, "B": 8}
+    done = _checked("over_other_tiles", (4,), hw, {"Y": x * total[:, None], "T": total}, **words, KIND=0)
+    assert any("one after another" in note for note in done.notes)
+
+
+def test_a_product_that_the_next_iteration_adds_to_is_refused() -> None:
+    from ttir import whole_lane_kernels as kernels
+
+    calls: Any
+    x = _drawn(4, 21)
+    with npusim.record(floats=True) as calls:
+        kernels.over_other_tiles[(4,)](x, np.zeros_like(x), np.zeros(4, np.float32), 21, 12, KIND=1, B=8)
+    with pytest.raises(ProgramError, match=r"whole_lane_kernels\.py:\d+: "):
+        npusim.run(calls[0], hw="h200", rows="all")
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_two_loops_over_the_same_tiles_have_unlike_masks(hw: str) -> None:
+    x = np.abs(_drawn(6, 16)) + 1
+    total = np.where(np.arange(6) < 2, x[:, 2], 0.0)
+    wanted = {"Y": np.where(np.arange(16) != 5, x, 0.0) * total[:, None], "T": total}
+    words = {"X": x, "Y": np.zeros_like(x), "T": np.zeros(6, np.float32), "R": 6, "n": 16, "lo": 5}
+    done = _checked("with_unlike_masks", (6,), hw, wanted, **words, BR=1, B=16)
+    assert (done.numerics.rmse or 0.0) < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_loop_may_read_nothing_that_it_loads(hw: str, first: int) -> None:
+    w, q = _drawn(16), 10
+    most = (np.where(np.arange(16) < q, w, np.float32(1.25)) - w).max()
+    wanted = np.where(np.arange(3) < first, max(0.5, most), 0.5)
+    words = {"W": w, "T": np.zeros(3, np.float32), "n": 16, "q": q, "first": first, "B": 16}
+    _checked("of_hidden_rows", (3,), hw, {"T": wanted}, **words)

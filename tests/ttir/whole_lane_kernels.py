@@ -116,3 +116,61 @@ def from_the_last(X, G, Y, T, D: tl.constexpr, B: tl.constexpr):
         x = tl.load(X + (head * T + at)[:, None] * D + i[None, :])
         state = state * tl.load(G + head * T + tile * B + B - 1) + tl.dot(tl.trans(x), x)
     tl.store(Y + (head * D + i)[:, None] * D + i[None, :], state)
+
+
+@triton.jit
+def square_beside_sum(X, Y, T, n, q, B: tl.constexpr):
+    """The square of a row's sum in each of its columns, and the sum itself beside it; of ``q`` columns."""
+    row, acc = tl.program_id(0), tl.zeros([B], tl.float32)
+    for start in range(0, q, B):
+        at = start + tl.arange(0, B)
+        acc += tl.load(X + row * n + at, mask=at < n, other=0.0)
+    total = tl.sum(acc, 0)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        tl.store(Y + row * n + at, total * total, mask=at < n)
+    tl.store(T + row, total)
+
+
+@triton.jit
+def over_other_tiles(X, Y, T, n, q, KIND: tl.constexpr, B: tl.constexpr):
+    """A decayed sum over some tiles of a row, and a loop over other ones that multiplies the row by it."""
+    row = tl.program_id(0)
+    acc = tl.full([B], 1.3, tl.float32)
+    for start in range(0, q, B):
+        at = start + tl.arange(0, B)
+        x = tl.load(X + row * n + at + 1, mask=at + 1 < n, other=1.25)
+        acc = acc * 0.7 + x if KIND == 0 else (acc + x) * 0.7
+    total = tl.sum(acc, 0)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        tl.store(Y + row * n + at, tl.load(X + row * n + at, mask=at < n) * total, mask=at < n)
+    tl.store(T + row, total)
+
+
+@triton.jit
+def with_unlike_masks(X, Y, T, R, n, lo, BR: tl.constexpr, B: tl.constexpr):
+    """A sum of a few columns of each row, and a loop over the same tiles with another mask."""
+    rows, acc = tl.program_id(0) * BR + tl.arange(0, BR)[:, None], tl.zeros([BR, B], tl.float32)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)[None]
+        x = tl.load(X + rows * n + at, mask=(at < n) & (rows < R), other=0.0)
+        acc += tl.where(at == 2, tl.where(rows < 2, x, 0.0), 0.0)
+    total = tl.sum(acc, 1)[:, None]
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)[None]
+        x = tl.load(X + rows * n + at, mask=(at < n) & (at != lo) & (rows < R), other=0.0)
+        tl.store(Y + rows * n + at, x * total, mask=(at < n) & (rows < R))
+    tl.store(T + rows, total, mask=rows < R)
+
+
+@triton.jit
+def of_hidden_rows(W, T, n, q, first, B: tl.constexpr):
+    """The largest difference of two loads of one row, of programs before ``first``; others read nothing."""
+    row, most = tl.program_id(0), 0.5
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        x = tl.load(W + at, mask=at < n, other=1.25)
+        y = tl.load(W + at, mask=at < q, other=1.25)
+        most = tl.maximum(most, tl.max(tl.where(row < first, y, -9.0) - tl.where(row < first, x, 0.0), 0))
+    tl.store(T + row, most)

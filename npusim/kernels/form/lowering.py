@@ -166,6 +166,8 @@ class Kernel:
             **tables._asdict(),
         )
         for n, x in tensors.items():
+            if n not in tables.names and not isinstance(x, BySize):
+                self.fail(f"no statement reads the operand {n}: remove it")
             if isinstance(x, Ends) and x.axis not in phase.walked and cells[0].span(x.axis) is None:
                 self.fail(f"{n} is the last number along {x.axis}, but no block and no tile covers a part of this axis")
         return with_finite_starts(phase)
@@ -871,6 +873,9 @@ class _Roles:
             return "operand" if v.kind == "operand" else "mask"
         if v in self.results:
             return "result"
+        return self._of_computed(v)
+
+    def _of_computed(self, v: Value) -> Role:
         return self._of_tile(v) if len(v.axes) > 1 else self._of_state(v) if v.kind == "state" else self._of_vector(v)
 
     def _of_tile(self, v: Value) -> Role:
@@ -906,7 +911,8 @@ class _Roles:
             rescaled = (s for f in self.events if f.opcode is O.MUL and e.dst in _through_casts(f) for s in f.read)
             return "decay" if any(s.kind == "state" or s.state is not None for s in rescaled) else "gain"
         summed = next((s for s in e.read if s.event and s.event.opcode is O.ROW_SUM), None)
-        return self.of(summed) if summed is not None and e.opcode in (O.MUL, O.ADD) else "work"
+        # the sum's own role: if the sum is also a result, what is computed from the sum is not
+        return self._of_computed(summed) if summed is not None and e.opcode in (O.MUL, O.ADD) else "work"
 
 
 def _through_casts(e: Event) -> list[Value]:

@@ -81,11 +81,13 @@ class LaneReading(NamedTuple):
     """Blocks that are read lane by lane: those of at most this number of ``axes``; with two, also numbers.
 
     ``is_along``: whether the lanes of a loop's iterations follow one another along its axis; if not, the lanes of each
-    iteration have a separate place.
+    iteration have a separate place.  ``writes_out``: loops of few iterations, with the same number in every program,
+    are written as their iterations one after another.
     """
 
     axes: int
     is_along: bool
+    writes_out: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from npusim.kernels.triton.ttir_text import read
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from npusim.kernels.triton.launch_phases import LaunchGrid
+    from npusim.kernels.triton.launch_phases import Check, LaunchGrid
     from npusim.kernels.triton.reader import Reader
 
 #: Launches whose readings are stored, and the most programs of one: arrays have an entry for each program.
@@ -41,22 +41,25 @@ def _latest() -> OrderedDict[bytes, list[_Reading]]:
     return OrderedDict()
 
 
-def blocks_of(text: str, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> list[LaunchGrid]:
+def blocks_of(
+    text: str, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, check: Check | None = None
+) -> list[LaunchGrid]:
     """Return the blocks of a launch of a kernel's TTIR, as `npusim.kernels.triton.launch_ways.launched`.
 
-    A reading that asked for no choice of compiled code in which ``choices`` differ is not repeated.
+    A reading that asked for no choice of compiled code in which ``choices`` differ is not repeated, unless its blocks
+    are checked.
     """
     if prod(grid) > MOST_PROGRAMS:
-        return launched(read(text), arguments, grid, choices)
+        return launched(read(text), arguments, grid, choices, check)
     latest, key = _latest(), _key(text, arguments, grid, choices)
     known = latest.setdefault(key, [])
     latest.move_to_end(key)
-    for each in known:
+    for each in known if check is None else ():
         if all(getattr(each.choices, n) == getattr(choices, n) for n in each.asked):
             return _copied(each.blocks)
     own = replace(choices, asked_of_code=set())
-    blocks = launched(read(text), arguments, grid, own)
-    known.append(_Reading(own, frozenset(own.asked_of_code), _copied(blocks)))
+    blocks = launched(read(text), arguments, grid, own, check)
+    known.insert(0, _Reading(own, frozenset(own.asked_of_code), _copied(blocks)))
     while len(latest) > MOST_LAUNCHES:
         latest.popitem(last=False)
     return blocks

@@ -13,12 +13,13 @@ import inspect
 import math
 import operator
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, 
 from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.latest_readings import blocks_of
-from npusim.kernels.triton.launch_phases import LaunchGrid
+from npusim.kernels.triton.launch_phases import Check, LaunchGrid
 from npusim.kernels.triton.reader import Reader
 from npusim.kernels.triton.releases import untried
 from npusim.kernels.triton.ttir_text import FORMATS, Line, read, refusing
@@ -47,15 +48,18 @@ from npusim.machines.sm.core import APPROXIMATE_ROOT, SM, code_architecture, cou
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from npusim.config.device import DeviceSpec
     from npusim.config.problem import AnyProblem
     from npusim.kernels.attention.online_softmax import Accumulate
+    from npusim.kernels.attention.tiling_mask import MaskKind
     from npusim.kernels.declare.define import Phases
     from npusim.kernels.declare.registry import Schedule
     from npusim.kernels.form.phase import Phase
     from npusim.machines.base import Machine
+
+Used = TypeVar("Used")
 
 #: A product in TTIR: its rows, the length of its sum, its columns.
 _DOT = r"tt\.dot [^:]*:[^:]*?tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>"
@@ -455,14 +459,44 @@ def phase_read(
     order, orders = ("mma_lanes", made.orders) if is_gpu and not p.sum_order else ("", {})
     of_code = {"addends": made.addends, "sums": made.sums, "further": made.further}
     choices = _choices(p, device, fuses=fuses, order=order, orders=orders, **of_code)
+
+    def phases(every: Sequence[LaunchGrid]) -> list[Any]:
+        named = [(f"{name} {i}", blocks) for i, blocks in enumerate(every[1:], 2)]
+        each = [_phases_of(made, n, x, problem, tiling, p, machine) for n, x in (*named, (name, every[0]))]
+        return [one for of in each for one in of]
+
     with refusing(line, name):
-        first, *others = blocks_of(made.ttir, arguments, grid, choices)
-        further = [
-            one
-            for i, blocks in enumerate(others, 2)
-            for one in _phases_of(made, f"{name} {i}", blocks, problem, tiling, p, machine)
-        ]
-        return [*further, *_phases_of(made, name, first, problem, tiling, p, machine)]
+        check = partial(
+            _check_phases, problem=problem, kind=machine.mask_kind(tiling), p=p, keeps=machine.keeps_factors
+        )
+        return _of_blocks(phases, check, made.ttir, arguments, grid, choices)
+
+
+def _of_blocks(
+    use: Callable[[list[LaunchGrid]], Used],
+    check: Check,
+    ttir: str,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+) -> Used:
+    """Return what blocks of a launch are used for: if those of the first way cannot be used, of the first way whose
+    blocks pass a check.
+    """
+    try:
+        return use(blocks_of(ttir, arguments, grid, choices))
+    except ProgramError as fault:
+        with suppress(ProgramError):
+            return use(blocks_of(ttir, arguments, grid, choices, check))
+        raise fault from None
+
+
+def _check_phases(
+    every: Sequence[LaunchGrid], problem: AnyProblem, kind: MaskKind | None, p: TritonPrecision, *, keeps: bool
+) -> None:
+    """Raise `ProgramError` for blocks that have no phases."""
+    for blocks in every:
+        blocks.phases(problem, kind, p, keeps_factors=keeps)
 
 
 def check_read(
@@ -481,8 +515,10 @@ def check_read(
     """
     choices = _choices(p, machine.device, fuses=p.contracts, order="mma_lanes")
     with refusing(line, name):
-        for blocks in blocks_of(ttir, arguments, grid, choices):
-            blocks.phases(problem, machine.mask_kind(tiling), p, keeps_factors=machine.keeps_factors)
+        check = partial(
+            _check_phases, problem=problem, kind=machine.mask_kind(tiling), p=p, keeps=machine.keeps_factors
+        )
+        _of_blocks(check, check, ttir, arguments, grid, choices)
 
 
 def _phases_of(
@@ -583,13 +619,21 @@ def _choices(p: TritonPrecision, device: DeviceSpec | None = None, **of_code: An
 
 
 def read_as(
-    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...], p: TritonPrecision
+    ttir: str,
+    name: str,
+    line: Line,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    p: TritonPrecision,
+    check: Check | None = None,
 ) -> list[LaunchGrid]:
     """Return the blocks of a launch with the choices of a precision; raise `ProgramError` for a kernel that cannot be
     read.
+
+    ``check``: as in `npusim.kernels.triton.launch_ways.launched`.
     """
     with refusing(line, name):
-        return blocks_of(ttir, arguments, grid, _choices(p, fuses=p.contracts))
+        return blocks_of(ttir, arguments, grid, _choices(p, fuses=p.contracts), check)
 
 
 def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
@@ -599,7 +643,8 @@ def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any],
     if known:
         return KnownLaunches(known)
     others = partial(read_as, ttir, name, line, arguments, grid, replace(EXACT, accumulate="fresh"))
-    return ExactLaunch(read(ttir), arguments, grid, blocks, others)
+    checked = partial(read_as, ttir, name, line, arguments, grid, EXACT)
+    return ExactLaunch(read(ttir), arguments, grid, blocks, others, checked)
 
 
 def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain, combinations, product
@@ -620,10 +620,23 @@ class LaunchGrid:
         if is_of_tile and np.any(is_more & ((stored == 0) | (not self.reader.walks))):
             why = "this store covers rows that the tile's does not; use the same mask of rows for both"
             raise self._fault(other.line, f"{of}: {why}")
+        if is_of_tile and self._has_rows_in_common:
+            why = "programs that store different columns of a row store one number for the row, each of them"
+            raise self._fault(other.line, f"{of}: {why}; let only one of them store it")
         if np.any(is_more):
             self.reader.notes.append(
                 f"{other.line}: {of}: the numbers for rows that no program stores are not computed"
             )
+
+    @cached_property
+    def _has_rows_in_common(self) -> bool:
+        """Whether several programs store to one row of the result."""
+        is_stored = ((self.rows > 0) & (self.cols > 0))[:, 0]
+        columns = (self.batch, self.head, self.split, self.row, self.row + self.rows)
+        *place, first, end = (x[is_stored, 0] for x in columns)
+        order = np.lexsort((first, *place))
+        is_one = np.logical_and.reduce([x[order][1:] == x[order][:-1] for x in place])
+        return bool(np.any(is_one & (first[order][1:] < end[order][:-1])))
 
     def _is_state(self, other: Stored, row: Integers, column: Integers) -> bool:
         """Return whether a result is a tile with the rows of the first result, and with a complete axis that the first
@@ -1198,6 +1211,10 @@ class LaunchGrid:
             else:
                 runs.append(TileRun(col, cols, 1, max(cols, 1), only[j]))
         return tuple(runs)
+
+
+#: Raises `ProgramError` for blocks that cannot be executed although they were read.
+Check = Callable[[Sequence[LaunchGrid]], None]
 
 
 def _in_parts(t: Tensor, batch: int, heads: int, rows: int, cols: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_ap
 from npusim.kernels.triton.kernel_draft import Choices, LaneReading, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
-from npusim.kernels.triton.launch_phases import LaunchGrid, placed
+from npusim.kernels.triton.launch_phases import Check, LaunchGrid, placed
 from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
 from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.reader import read_launch
@@ -63,7 +63,7 @@ class _Tries:
     """One kernel at one launch, and the data that its ways share.
 
     ``kinds``: largest number of kinds of programs; ``refused``: failed readings of all kernels of the launch;
-    ``first``, ``fault``: the fault of the first way, and the fault of all ways.
+    ``first``, ``fault``: the fault of the first way, and the fault of all ways; ``check``: of the blocks of a way.
     """
 
     function: Function
@@ -74,6 +74,7 @@ class _Tries:
     refused: list[_Refused] = field(default_factory=list)
     first: ProgramError | None = None
     fault: ProgramError | None = None
+    check: Check | None = None
 
     @cached_property
     def prepared(self) -> _Prepared:
@@ -164,6 +165,8 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
         if way.when(tries):
             try:
                 if result := way.read(tries):
+                    if tries.check is not None:
+                        tries.check(result)
                     return result
             except ProgramError as error:
                 if way.is_reported:
@@ -451,6 +454,12 @@ OF_PARTS = (
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
     *_by_lanes(1),
     *_by_lanes(2),
+    Way(
+        "lane by lane, 2 axes, iterations one after another",
+        partial(_of_floats, knows_tiles=True, lanes=LaneReading(2, is_along=True, writes_out=True)),
+        _has_loops,
+        is_reported=False,
+    ),
 )
 OF_LAUNCHES = (
     *OF_PARTS,
@@ -460,11 +469,16 @@ OF_LAUNCHES = (
 
 
 def launched(
-    function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices
+    function: Function,
+    arguments: Mapping[str, Any],
+    grid: tuple[int, ...],
+    choices: Choices,
+    check: Check | None = None,
 ) -> list[LaunchGrid]:
     """Return the blocks of a launch.
 
     A kernel whose results have different shapes is read as one kernel for each result, and a kernel whose programs
-    compute different things as one for each kind of program.  Raises `ProgramError` if no way can read the kernel.
+    compute different things as one for each kind of program.  ``check``: a way whose blocks it refuses has failed.
+    Raises `ProgramError` if no way can read the kernel.
     """
-    return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices))
+    return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices, check=check))

@@ -4,7 +4,7 @@ not hide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from npusim.kernels.triton.ttir_text import Op
 from npusim.kernels.triton.values import MOST_ELEMENTS, RELATIONS, Booleans, Condition, Elements, Integers
 
 if TYPE_CHECKING:
+    from npusim.kernels.triton.kernel_draft import Walk
     from npusim.kernels.triton.launch_phases import LaunchGrid
 
 
@@ -140,10 +141,8 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
 
     If a program has no tile of a loop, its mask is that of the loop whose tiles it has.
     """
-    at, listed = 0, list[list[JoinedRules]]()
-    result = dict[int, JoinedRules]()
-    for walk in grid.reader.walks:
-        here = slice(at, at := at + walk.most)
+    listed, result = list[list[JoinedRules]](), dict[int, JoinedRules]()
+    for walk, here in _tiles_of_loops(grid):
         if walk.mask is None:
             continue
         if isinstance(walk.mask, Elements) or _moves(grid, walk.mask, here):
@@ -157,15 +156,24 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
     return [result.get(i, rules) for i, rules in enumerate(listed[0])]
 
 
+def _tiles_of_loops(grid: LaunchGrid) -> Iterator[tuple[Walk, slice]]:
+    """Yield each loop with its tiles among those of the launch: of loops apart, each one visits all of them."""
+    at = 0
+    for walk in grid.reader.walks:
+        yield walk, slice(at, at + walk.most)
+        at += 0 if grid.reader.choices.is_apart else walk.most
+
+
 def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementMask, list[int | None]]:
     """Return the mask of a loop, given by its elements, and the kind of each program.
 
     Programs that store the same rows and whose tables differ are of different kinds.
     """
-    line, walks = grid.stored.line, grid.reader.walks
+    line = grid.stored.line
     assert grid.walk is not None
-    loop = Op("scf.for", [], [], "a mask", "", line)
-    masks = [None if w.mask is None else elements_in(loop, w.mask) for w in walks]
+    loop, is_apart = Op("scf.for", [], [], "a mask", "", line), grid.reader.choices.is_apart
+    walks = [(w, here) for w, here in _tiles_of_loops(grid) if w.mask is not None or not is_apart]
+    masks = [None if w.mask is None else elements_in(loop, w.mask) for w, _ in walks]
     rows, (starts, counts) = grid.out.shape[-2], grid.walk
     keys = int(np.where(grid.is_visited, starts + counts, 0).max())
     count, tables, kinds = len(grid.reader.ids), list[Booleans](), list[int | None]()
@@ -174,17 +182,16 @@ def _mask_of_elements(grid: LaunchGrid, kind: MaskKind | None) -> tuple[ElementM
         raise ProgramError(
             f"{line}: npusim would have to evaluate {size} elements of a mask; allowed: {MOST_ELEMENTS:,}"
         )
-    of_tile = list[tuple[Booleans | None, int]]()
-    for w, mask in zip(walks, masks, strict=True):
+    tiles = list[tuple[Booleans | None, int, int]]()
+    for (w, within), mask in zip(walks, masks, strict=True):
         each = None if mask is None else np.broadcast_to(mask.values, (count, w.most, *mask.shape)) != 0
-        of_tile += [(each, i) for i in range(w.most)]
+        tiles += [(each, i, within.start + i) for i in range(w.most)]
     taken = list[dict[int, bytes]]()
     for i in range(count):
         row, height = int(grid.row[i, 0]), int(grid.rows[i, 0])
         own, known = np.zeros((height, keys), bool), np.zeros(keys, bool)
-        for j in np.flatnonzero(grid.is_visited[i]):
+        for whole, at, j in (tile for tile in tiles if grid.is_visited[i, tile[-1]]):
             here = slice(start := int(starts[i, j]), start + (n := int(counts[i, j])))
-            whole, at = of_tile[j]
             part = np.ones((height, n), bool) if whole is None else whole[i, at, :height, :n]
             if part.shape != own[:, here].shape:
                 raise ProgramError(

@@ -7,6 +7,7 @@ that faults are reported at this line.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
-from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, Load, Stored, Walk, plain_name
+from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, LaneReading, Load, Stored, Walk, plain_name
 from npusim.kernels.triton.loaded_again import with_loads_again
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
@@ -427,7 +428,8 @@ class Reader(WholeLanes):
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
             roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
             is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
-            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # of other tensors, element by element
+            is_alone = len(first.axes) > 1 or self._writes_out  # other tensors, or iterations, element by element
+            if is_like and is_alone and not roots[0] & roots[1]:
                 for a, b in zip(first.axes, x.axes, strict=True):
                     self._join(a, b)
 
@@ -1015,7 +1017,16 @@ class Reader(WholeLanes):
         later = operations[operations.index(op) + 1 :] if op in operations else []
         if count <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later):
             return True
+        if self._writes_out:
+            self.notes.append(f"{op.line}: npusim reads the loop as its {count} iterations, one after another")
+            return True
         return self._has_window(op) and bool(self.choices.way("unrolls"))
+
+    @property
+    def _writes_out(self) -> bool:
+        """Whether loops of few iterations are written as their iterations."""
+        lanes: LaneReading | None = self.choices.way("lanes")
+        return lanes is not None and lanes.writes_out
 
     def _has_window(self, op: Op) -> bool:
         """Return whether the mask of a load in a loop has a lower bound."""
@@ -1039,14 +1050,41 @@ class Reader(WholeLanes):
     def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
         """Read a loop's iterations one after another."""
         number, _, _, _, *carried = op.operands
-        values = [self.values[s] for s in carried[1::2]]
+        ends, values = op.body[-1].operands if carried else [], [self.values[s] for s in carried[1::2]]
+        types = TYPES.findall(op.text.partition("-> (")[2])[: len(values)]
+        kinds = [shape_of(t)[1] for t in types]
+        if count > 1:
+            self._check_passed(op, carried[::2], ends)
         for time in range(count):
+            values = [self._passed(op, kind, x) for kind, x in zip(kinds, values, strict=True)]
             one = replace(cast("Affine", self.values[op.operands[1]]), base=first + time * each)
             self.values |= {number: one, **dict(zip(carried[::2], values, strict=True))}
             for o in op.body:
                 self._do(o)
-            values = [self.values[end] for end in op.body[-1].operands] if carried else []
+            values = [self.values[end] for end in ends]
         self.values |= dict(zip(op.results, values, strict=True))
+
+    def _check_passed(self, op: Op, names: Sequence[str], ends: Sequence[str]) -> None:
+        """Refuse a loop whose next iteration may contract a product of the one before with an addition: compiled code
+        does so only if it writes the iterations out, too.
+        """
+        made = {r: o for o in op.body for r in o.results}
+        for name, end in zip(names, ends, strict=True):
+            readers = [o.name for o in self._uses.get(name, [])]
+            if end in made and made[end].name == "arith.mulf" and {"arith.addf", "arith.subf"}.intersection(readers):
+                why = "begins an iteration as a product, to which the iteration adds"
+                raise op.fail(f"{plain_name(name)} {why}: npusim does not know whether code rounds the product")
+
+    def _passed(self, op: Op, kind: str, x: Known) -> Known:
+        """Return what an iteration that is written out begins with: a value that no compiler computes in advance, as a
+        product of two numbers, and that no addition contracts.
+        """
+        if isinstance(x, Floats):
+            return replace(self._named(op, x), factors=None, place="") if x.factors else x
+        is_plain = not isinstance(x, Number) or not math.isfinite(x.value) or abs(math.frexp(x.value)[0]) in (0.0, 0.5)
+        if is_plain or not isinstance(x, Number) or not x.is_known or kind not in FORMATS:
+            return x
+        return Floats(f"filled('@', {x.text}, {self.choices.fmt(kind)!r})", (None,) * len(x.shape), kind)
 
     def _state(self, op: Op, at: int, times: Integers) -> str:
         """Bind a loop-carried value; return its name, or an empty name for a value that is not a block of floats."""

@@ -83,8 +83,8 @@ class WholeLanes(OwnElements, ABC):
         super()._tt_store(op, pointer, value, mask)
 
     def _stores_nothing(self, op: Op, pointer: Pointers, mask: Known | None) -> bool:
-        """Return whether a mask hides all elements of a block of two axes in every program."""
-        if isinstance(mask, ValueComparison) or not self._is_by_elements(pointer.shape):
+        """Return whether a mask hides all elements of a block in every program."""
+        if isinstance(mask, ValueComparison) or not pointer.shape:
             return False
         _, held = self._held_lanes(op, pointer, mask)
         if not held.any():
