@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from npusim.formats.whole import wrapped
+from npusim.kernels.triton.addresses import NO_TENSOR, is_beyond
 from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.element_wise import computed_elements, elements_in
 from npusim.kernels.triton.integers import NonlinearError, bits_of
 from npusim.kernels.triton.listed import elements_of, known_of
 from npusim.kernels.triton.loads_and_stores import Memory
-from npusim.kernels.triton.tensor_axes import IntegerTensor
+from npusim.kernels.triton.tensor_axes import IntegerTensor, View
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     Booleans,
@@ -135,6 +136,16 @@ class LaneElements(Memory, ABC):
             return x
         block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")
         return ValueComparison(Floats(f"compare({block.text}, 0.0, 'une')", block.axes, MASK))
+
+    def _check_spans(self, op: Op, pointer: Known, mask: Known | None) -> None:
+        """Raise `ProgramError` for an accessed element that is in none of the tensors to which addresses belong."""
+        tensor = self.arguments.get(argument_of(pointer)) if isinstance(pointer, Pointers) else None
+        if not isinstance(pointer, Pointers) or not isinstance(tensor, View | IntegerTensor) or not tensor.spans:
+            return
+        at, held = self._held_lanes(op, pointer, mask.within if isinstance(mask, ValueComparison) else mask)
+        if np.any(beyond := held & is_beyond(tensor.spans, at)):
+            program = self.program(int(np.argwhere(beyond)[0, 0]))
+            raise op.fail(f"{program} {NO_TENSOR}")
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, kind = shape_of(op.type)
