@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from npusim.kernels.triton.calls import Call
-
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
     pytest.mark.usefixtures("without_warp_code"),
@@ -33,14 +31,14 @@ def addresses(tensors: Sequence[Array]) -> Array:
     return np.array([x.ctypes.data for x in tensors], np.int64)
 
 
-def recorded(kernel: str, grid: tuple[int, ...], words: dict[str, Any]) -> Call:
+def recorded(kernel: str, grid: tuple[int, ...], words: dict[str, Any]) -> Any:
     """Return the recorded launch of a kernel."""
     with npusim.record(floats=True) as calls:
         getattr(import_module("ttir.address_kernels"), kernel)[grid](**words)
     return calls[0]
 
 
-def stored_behind(call: Call, table: str, hw: str) -> list[Array]:
+def stored_behind(call: Any, table: str, hw: str) -> list[Array]:
     """Run a call; return the elements of each tensor to which the addresses of a table belong, by their spans."""
     from ttir.stored import stored
 
@@ -59,7 +57,12 @@ def test_bytes_are_copied_between_tensors_of_unlike_sizes(hw: str) -> None:
     rng = np.random.default_rng(0)
     of, to = ([rng.standard_normal(n).astype(np.float32) for n in (100, 256, 300)] for _ in range(2))
     sizes = np.array([x.nbytes for x in of], np.int64)
-    words = {"source_addresses": addresses(of), "addresses": addresses(to), "sizes": sizes, "BLOCK": 256}
+    words: dict[str, Any] = {
+        "source_addresses": addresses(of),
+        "addresses": addresses(to),
+        "sizes": sizes,
+        "BLOCK": 256,
+    }
     for made, x in zip(stored_behind(recorded("copied_bytes", (3,), words), "addresses", hw), of, strict=True):
         assert np.array_equal(made.astype(np.uint8), x.view(np.uint8))
 
@@ -71,7 +74,12 @@ def test_a_grouped_product_multiplies_the_matrices_of_each_group(hw: str, tmp_pa
     a = [rng.standard_normal((m, 64)).astype(np.float16) for m in rows]
     b = [rng.standard_normal((64, 32)).astype(np.float16) for _ in rows]
     c = [np.zeros((m, 32), np.float16) for m in rows]
-    words = {"a_ptrs": addresses(a), "b_ptrs": addresses(b), "c_ptrs": addresses(c), "m_ptr": np.array(rows)}
+    words: dict[str, Any] = {
+        "a_ptrs": addresses(a),
+        "b_ptrs": addresses(b),
+        "c_ptrs": addresses(c),
+        "m_ptr": np.array(rows),
+    }
     words |= {"N": 32, "K": 64, "BM": 32, "BN": 32, "BK": 32}
     with npusim.record(floats=True) as calls:
         import_module("ttir.address_kernels").grouped_product[4, 3](**words)
@@ -85,7 +93,13 @@ def test_a_grouped_product_multiplies_the_matrices_of_each_group(hw: str, tmp_pa
 def test_a_list_of_parameters_is_updated_in_place(hw: str) -> None:
     rng, sizes = np.random.default_rng(2), (300, 77, 512)
     p, g = ([rng.standard_normal(n).astype(np.float32) for n in sizes] for _ in range(2))
-    words = {"p_ptrs": addresses(p), "g_ptrs": addresses(g), "n_ptr": np.array(sizes), "rate": 0.1, "BLOCK": 128}
+    words: dict[str, Any] = {
+        "p_ptrs": addresses(p),
+        "g_ptrs": addresses(g),
+        "n_ptr": np.array(sizes),
+        "rate": 0.1,
+        "BLOCK": 128,
+    }
     for made, x, y in zip(stored_behind(recorded("updated", (3, 4), words), "p_ptrs", hw), p, g, strict=True):
         assert np.allclose(made, x - np.float32(0.1) * y, rtol=0, atol=3e-7)
 
@@ -97,7 +111,12 @@ def test_tokens_are_scattered_to_the_caches_of_all_layers(hw: str) -> None:
     caches = [rng.standard_normal((2, 40, width)).astype(ml_dtypes.bfloat16) for _ in range(2)]
     source = rng.standard_normal((2, 2, n, width)).astype(ml_dtypes.bfloat16)
     index = rng.permutation(40)[:n].astype(np.int32)
-    words = {"cache_ptrs": addresses(caches).astype(np.uint64), "source": source, "index": index, "n": n}
+    words: dict[str, Any] = {
+        "cache_ptrs": addresses(caches).astype(np.uint64),
+        "source": source,
+        "index": index,
+        "n": n,
+    }
     call = recorded("scattered", (2, n), words | {"width": width, "is_one": False, "BLOCK": 64})
     for made, x, new in zip(stored_behind(call, "cache_ptrs", hw), caches, source, strict=True):
         right = x.astype(np.float64)
@@ -115,7 +134,7 @@ def test_an_address_may_be_an_argument() -> None:
     assert np.array_equal(made, 2.0 * x)
 
 
-def refused(call: Call) -> str:
+def refused(call: Any) -> str:
     """Return why a call is refused."""
     with pytest.raises(NpusimError) as caught:
         npusim.run(call, hw="h200")
@@ -132,7 +151,7 @@ def test_an_address_of_no_tensor_and_an_access_behind_a_tensor_are_refused() -> 
 
 def test_a_tensor_that_is_an_argument_in_two_ways_is_refused() -> None:
     p, n = [np.zeros(64, np.float32)], np.array([64])
-    words = {"p_ptrs": addresses(p), "g_ptrs": addresses(p), "n_ptr": n, "rate": 0.1, "BLOCK": 64}
+    words: dict[str, Any] = {"p_ptrs": addresses(p), "g_ptrs": addresses(p), "n_ptr": n, "rate": 0.1, "BLOCK": 64}
     assert "a tensor to which its addresses belong is also given by p_ptrs" in refused(
         recorded("updated", (1, 1), words)
     )
@@ -140,5 +159,5 @@ def test_a_tensor_that_is_an_argument_in_two_ways_is_refused() -> None:
 
 def test_pointers_of_one_table_to_two_types_of_elements_are_refused() -> None:
     x, y, out = np.zeros(64, np.float16), np.zeros(64, np.float32), np.zeros(64, np.float32)
-    call = recorded("of_two_kinds", (1,), {"addresses": addresses([x, y]), "out": out, "BLOCK": 64})  # type: ignore[list-item]
+    call = recorded("of_two_kinds", (1,), {"addresses": addresses([x, y]), "out": out, "BLOCK": 64})
     assert "its pointers are to one type of elements" in refused(call)

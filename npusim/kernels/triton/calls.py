@@ -266,12 +266,16 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
             f"{name}: the file has {data.size} elements of {data.dtype} for a tensor {lists['shape']} of {fmt}"
         )
     data = None if data is None else data.view(dtype).reshape(lists["shape"])
-    spans = tuple(tuple(_whole(name, n) for n in _list("span", each)) for each in _list("spans", x.get("spans", [])))
-    if any(len(each) != 2 or each[0] > each[1] for each in spans):
-        raise ValueError(
-            f"{name}: spans {_short(spans)}; allowed: pairs of a first element and the one behind the last"
-        )
+    spans = tuple(_span(name, each) for each in _list("spans", x.get("spans", [])))
     return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data, spans=spans)
+
+
+def _span(name: str, x: object) -> tuple[int, int]:
+    """Return the first element of a tensor and the one behind its last; raise `ValueError` for another value."""
+    first, end = (*(_whole(name, n) for n in _list("span", x)), -1, -1)[:2]
+    if first > end or len(_list("span", x)) > 2:
+        raise ValueError(f"{name}: span {_short(x)}; allowed: the first element and the one behind the last")
+    return first, end
 
 
 def _whole(name: str, x: object) -> int:

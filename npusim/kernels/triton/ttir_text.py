@@ -89,6 +89,10 @@ class Op:
         """Return an integer among its attributes."""
         return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
 
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers among its attributes."""
+        return tuple(map(int, re.findall(rf"\b{key} = array<i32: ([-\d, ]+)>", self.text)[0].split(",")))
+
     def fail(self, why: str) -> ProgramError:
         """Return the error of an operation without a counterpart here, at the kernel's line."""
         return ProgramError(f"{self.line}: {why}")
