@@ -43,7 +43,9 @@ class Argument:
     """A tensor of a call: a view of a storage.
 
     ``strides``, ``offset``: in elements.  ``storage``: the number of the storage in the recording.  ``data``: the
-    values of the view, None where floats were not recorded.  ``block``: the block of a tensor descriptor.
+    values of the view, None where floats were not recorded.  ``block``: the block of a tensor descriptor.  ``spans``:
+    of tensors to which addresses belong (`npusim.kernels.triton.addresses`), the first element of each and the one
+    behind its last; empty for an argument that is one tensor.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +55,7 @@ class Argument:
     storage: int
     data: Any = field(default=None, compare=False, repr=False)
     block: tuple[int, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_integer(self) -> bool:
@@ -263,7 +266,16 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
             f"{name}: the file has {data.size} elements of {data.dtype} for a tensor {lists['shape']} of {fmt}"
         )
     data = None if data is None else data.view(dtype).reshape(lists["shape"])
-    return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data)
+    spans = tuple(_span(name, each) for each in _list("spans", x.get("spans", [])))
+    return Argument(**lists, offset=x["offset"], fmt=fmt, storage=x["storage"], data=data, spans=spans)
+
+
+def _span(name: str, x: object) -> tuple[int, int]:
+    """Return the first element of a tensor and the one behind its last; raise `ValueError` for another value."""
+    first, end = (*(_whole(name, n) for n in _list("span", x)), -1, -1)[:2]
+    if first > end or len(_list("span", x)) > 2:
+        raise ValueError(f"{name}: span {_short(x)}; allowed: the first element and the one behind the last")
+    return first, end
 
 
 def _whole(name: str, x: object) -> int:

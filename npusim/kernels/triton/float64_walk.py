@@ -343,8 +343,8 @@ class ExactProgram:
     def _tt_reshape(self, op: Op, x: Elements) -> Elements:
         return _on(partial(np.reshape, shape=shape_of(op.type)[0]), x)
 
-    def _tt_trans(self, _op: Op, x: Elements) -> Elements:
-        return _on(np.transpose, x)
+    def _tt_trans(self, op: Op, x: Elements) -> Elements:
+        return _on(partial(np.transpose, axes=op.numbers("order")), x)
 
     def _tt_split(self, _op: Op, x: Array) -> list[Array]:
         return [np.asarray(x[..., i]) for i in range(x.shape[-1])]

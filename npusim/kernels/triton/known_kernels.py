@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.triton.addresses import NO_TENSOR, is_beyond
 from npusim.kernels.triton.float64_walk import ALL, Array, ExactProgram, Pointer, values_of
 from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.results_apart import inside
@@ -103,6 +104,8 @@ class _KnownMemory:
         cells = self.cells[pointer.of]
         if np.any((pointer.at < 0) | (pointer.at >= len(cells.data))):
             raise self.fail(f"{pointer.of}: a program accesses an element beyond its {len(cells.data)} elements")
+        if (spans := self.tensors[pointer.of].spans) and np.any(is_beyond(spans, pointer.at)):
+            raise self.fail(f"{pointer.of}: a program {NO_TENSOR}")
         return cells, pointer.at
 
     def load(self, pointer: Pointer) -> Array:
@@ -220,7 +223,8 @@ def _storing(function: Function, root: str, memory: _KnownMemory, arguments: Map
     result = _copying(function.name, (root, source), kind, values.size, width)
     line = memory.line
     result = result._replace(operations=[replace(op, line=line) for op in result.operations])
-    return KnownKernel(result, {**arguments, source: known}, (-(-values.size // width), 1, 1))
+    given = {**arguments, root: replace(tensor, spans=()), source: known}
+    return KnownKernel(result, given, (-(-values.size // width), 1, 1))
 
 
 def _copying(called: str, names: tuple[str, str], kind: str, count: int, width: int) -> Function:

@@ -11,33 +11,47 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from npusim.formats.whole import wrapped
+from npusim.kernels.triton.addresses import NO_TENSOR, is_beyond
 from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.element_wise import computed_elements, elements_in
 from npusim.kernels.triton.integers import NonlinearError, bits_of
 from npusim.kernels.triton.listed import elements_of, known_of
 from npusim.kernels.triton.loads_and_stores import Memory
-from npusim.kernels.triton.tensor_axes import IntegerTensor
+from npusim.kernels.triton.pulled_lanes import LanesOp
+from npusim.kernels.triton.tensor_axes import IntegerTensor, View
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
+    Affine,
     Booleans,
+    Condition,
     Elements,
     Floats,
     Integers,
     Known,
+    Listed,
     ListedMask,
+    Number,
     Pointers,
     ValueComparison,
+    affine,
     argument_of,
     refuse_many,
 )
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.kernel_draft import LaneReading
+
+
+def blocks_shape(x: Known) -> tuple[int, ...]:
+    """Return the shape of a block of integers or of a mask."""
+    assert isinstance(x, Affine | Listed | Elements | Condition | ListedMask)
+    return x.shape
+
 
 #: Number of bits of a pointer as an integer.
 _WIDE = 64
@@ -135,6 +149,52 @@ class LaneElements(Memory, ABC):
             return x
         block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")
         return ValueComparison(Floats(f"compare({block.text}, 0.0, 'une')", block.axes, MASK))
+
+    def _npusim_lanes(self, op: Op, *blocks: Known) -> None:
+        """Read lanes of integers, masks or addresses that are known at launch, of one block after another."""
+        assert isinstance(op, LanesOp)
+        if all(isinstance(x, Number) for x in blocks):
+            self._set(op, replace(cast("Number", blocks[0]), shape=op.lanes.shape))
+            return
+        each, flags = list[Integers](), list[Booleans]()
+        for x in blocks:
+            values, known = self._elements_at(op, x if isinstance(x, Pointers) else elements_in(op, x))
+            refuse_many(op, int(np.prod(values.shape[:2])) * op.lanes.size)
+            shape = np.broadcast_shapes(values.shape[:2], known.shape[:2])
+            sizes = blocks_shape(x)
+            each.append(np.broadcast_to(values, (*shape, *sizes)).reshape(*shape, -1))
+            flags.append(np.broadcast_to(known, (*shape, *sizes)).reshape(*shape, -1))
+        outer = np.broadcast_shapes(*(x.shape[:2] for x in each))
+        whole, known = (
+            np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in of], 2)[..., op.lanes.reshape(-1)]
+            for of in (each, flags)
+        )
+        whole, known = (x.reshape(*outer, *op.lanes.shape) for x in (whole, known))
+        bits = bits_of(op.type)
+        linear = affine(whole, known) if bits > 1 else None
+        if linear is None and not np.all(known):
+            raise op.fail("npusim knows only some of the integers of this block")
+        of = argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
+        bits = _WIDE if of else bits
+        if linear is not None and np.all(known):
+            self._set(op, replace(linear, of=of, bits=bits))
+        else:
+            self._set(op, Elements(whole, bits, 1, "integers of a block that is reshaped", of))
+
+    def _npusim_lane_mask(self, op: Op) -> None:
+        """Read a mask that is the same in all programs."""
+        assert isinstance(op, LanesOp)
+        self._set(op, Elements(op.lanes[None, None], 1, 1))
+
+    def _check_spans(self, op: Op, pointer: Known, mask: Known | None) -> None:
+        """Raise `ProgramError` for an accessed element that is in none of the tensors to which addresses belong."""
+        tensor = self.arguments.get(argument_of(pointer)) if isinstance(pointer, Pointers) else None
+        if not isinstance(pointer, Pointers) or not isinstance(tensor, View | IntegerTensor) or not tensor.spans:
+            return
+        at, held = self._held_lanes(op, pointer, mask.within if isinstance(mask, ValueComparison) else mask)
+        if np.any(beyond := held & is_beyond(tensor.spans, at)):
+            program = self.program(int(np.argwhere(beyond)[0, 0]))
+            raise op.fail(f"{program} {NO_TENSOR}")
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
         shape, kind = shape_of(op.type)

@@ -22,6 +22,7 @@ from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import Check, LaunchGrid, placed
 from npusim.kernels.triton.neighbours_apart import with_neighbours_apart
 from npusim.kernels.triton.own_maxima import with_maxima
+from npusim.kernels.triton.pulled_lanes import with_lanes_pulled
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.reloaded import with_values_kept
 from npusim.kernels.triton.results_apart import inside, results_apart
@@ -448,6 +449,20 @@ def _by_lanes(axes: int) -> list[Way]:
     ]
 
 
+def _on_lanes(tries: _Tries) -> list[LaunchGrid]:
+    """Read a kernel on blocks of one or two axes whose lanes are those of other blocks."""
+    for function in with_lanes_pulled(tries.function):
+        with suppress(ProgramError):
+            made = _first_read(OF_PARTS, tries.of(function, tries.arguments))
+            why = (
+                "npusim reads blocks of three axes, or blocks that are reshaped, joined, split or transposed, lane by "
+                "lane as blocks of one or two axes; the time is that of these, with a load for each order of lanes"
+            )
+            made[0].reader.notes.append(f"{function.name}: {why}")
+            return made
+    return []
+
+
 #: The ways to read each of the kernels as which a launch is read.
 OF_PARTS = (
     Way("operation by operation", _of_floats),
@@ -465,6 +480,7 @@ OF_LAUNCHES = (
     *OF_PARTS,
     Way("only integers", _of_integers),
     Way("each tensor in a way of its own", _each_in_its_way, is_reported=False),
+    Way("on lanes of its blocks", _on_lanes, is_reported=False),
 )
 
 

@@ -59,6 +59,11 @@ class OwnElements(SameValues, ABC):
         """By tensor, the accesses so far."""
         return {}
 
+    @cached_property
+    def _executed(self) -> set[int]:
+        """The identities of the operations that some program executes."""
+        return set()
+
     def _is_own(self, of: str) -> bool:
         """Return whether a tensor is stored to and also accessed elsewhere."""
         is_of = [of in self._made_of(o.operands[0]) for o in self._accesses()]
@@ -197,10 +202,13 @@ class OwnElements(SameValues, ABC):
         self.notes.append(f"{before.op.line}: {of}: {why}")
 
     def _check_accessed(self) -> None:
-        """Raise `ProgramError` for a tensor that is accessed lane by lane and, unknown where, in another way too."""
+        """Raise `ProgramError` for a tensor that is accessed lane by lane and, unknown where, in another way too.
+
+        Accesses in branches that no program takes are none.
+        """
         for of, known in self._accessed.items():
             every = [o for o in self._accesses() if of in self._made_of(o.operands[0])]
             seen = {id(x.op) for x in known}
-            if other := next((o for o in every if id(o) not in seen), None):
+            if other := next((o for o in every if id(o) in self._executed - seen), None):
                 why = f"{of} is stored to and also accessed elsewhere; pass another tensor"
                 raise other.fail(why)

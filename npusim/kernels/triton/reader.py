@@ -72,6 +72,10 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
             "use tl.join and tl.reshape"
         ),
         "tt.elementwise_inline_asm": "inline assembly is not supported; write it in Triton's language",
+        "tt.int_to_ptr": (
+            "a pointer from integers is supported in recorded calls, if they are addresses of 64 bits of one table, or "
+            "one argument, and its pointers are to one type of elements"
+        ),
         "tt.gather": "tl.gather by loaded indices is not supported; give tables of pages as data of the problem "
         "(--page)",
     }
@@ -549,6 +553,7 @@ class Reader(WholeLanes):
         family, _, name = op.name.partition(".")
         if op.name in _IGNORED:
             return
+        self._executed.add(id(op))
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
                 raise op.fail(why)

@@ -24,7 +24,9 @@ from npusim.errors import NpusimError, SpecError
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.triton.calls import INTEGERS, MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
 from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
+from npusim.kernels.triton.live_tensors import UnreadAddressError, with_tensors
 from npusim.kernels.triton.releases import release
+from npusim.kernels.triton.ttir_text import read
 from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
 
 if TYPE_CHECKING:
@@ -123,7 +125,12 @@ class Recorder:
         try:
             recorded = {n: self.argument(n, x) for n, x in bound.items()} if tuning is None else {}
             text, refused = launched.ttir()
-        except UnreadFormatError as error:  # the launch is listed as one that npusim does not read
+            if "tt.int_to_ptr" in text and tuning is None:
+                recorded = self._with_addressed(recorded, text, bound)
+        except (
+            UnreadFormatError,
+            UnreadAddressError,
+        ) as error:  # the launch is listed as one that npusim does not read
             recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
         configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
@@ -135,6 +142,11 @@ class Recorder:
             self._tuning = len(self.calls)
         path, name, line = place_of(function)
         self.calls.append(Call(name, path, line, launching_line(), recorded, (configuration,), release()))
+
+    def _with_addressed(self, recorded: dict[str, Any], text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a launch with the tensors to which addresses that the kernel loads belong."""
+        parameters = read(text).parameters
+        return with_tensors(recorded, parameters, floats=self.floats, number=self.fresh_storage, given=given)
 
     _tuning: int | None = None  # the call to which the tuner's configurations are added
 

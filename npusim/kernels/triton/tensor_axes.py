@@ -101,7 +101,8 @@ class View(Tensor):
     ``parts``: number of parts, along its first axis, of a tensor to which atomic additions add, which are one in
     memory; ``sums``: the same for the tensor of the sums.  ``of``: the parameter, if the view has another name.
     ``cut``: the part of a view that has only some indices of an axis.  ``ragged``: the view has an axis as groups, the
-    last of which is shorter; its size is that of complete groups.
+    last of which is shorter; its size is that of complete groups.  ``spans``: the first element of each tensor to which
+    addresses belong, and the one behind its last; empty for one tensor.
     """
 
     sizes: tuple[int, ...] = ()
@@ -118,6 +119,7 @@ class View(Tensor):
     of: str = ""
     cut: Cut | None = None
     ragged: Ragged | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def rest(self) -> Group:
@@ -599,7 +601,7 @@ class MaskView(View):
 class IntegerTensor(Tensor):
     """A tensor of integers with known values: ``data`` in the order of memory, from its first element on.
 
-    ``sizes``, ``by``, ``storage``, ``offset``: as in `View`.
+    ``sizes``, ``by``, ``storage``, ``offset``, ``spans``: as in `View`.
     """
 
     data: Any = field(default=None, compare=False, repr=False)
@@ -607,6 +609,7 @@ class IntegerTensor(Tensor):
     by: tuple[int, ...] = ()
     storage: int = field(default=-1, compare=False)
     offset: int = field(default=0, compare=False)
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
@@ -627,7 +630,8 @@ def tensor_of(name: str, x: Argument, *, is_exact: bool) -> Tensor:
     memory = x.storage, x.offset
     if x.is_integer:
         data = None if x.data is None else x.elements().astype(np.int64)
-        return IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by, storage=memory[0], offset=memory[1])
+        whole = IntegerTensor(name, ones, x.fmt, data=data, sizes=sizes, by=by, storage=memory[0], offset=memory[1])
+        return replace(whole, spans=x.spans)
     fmt = "float64" if is_exact else get_format(x.fmt).name
     view = View(name, ones, fmt, ones, sizes=sizes, by=by, described=x.shape, described_by=x.strides)
-    return replace(view, storage=memory[0], offset=memory[1])
+    return replace(view, storage=memory[0], offset=memory[1], spans=x.spans)

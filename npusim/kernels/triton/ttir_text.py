@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
+from npusim.kernels.triton.addresses import with_addressed
 from npusim.kernels.triton.called_functions import Called, with_calls_inlined
 from npusim.kernels.triton.releases import as_first
 
@@ -22,6 +23,11 @@ FORMATS = MappingProxyType(
 )
 #: Formats of values of tiles that are integers (`npusim.kernels.triton.whole_numbers`).
 WHOLE = MappingProxyType({"i8": "int8", "i16": "float32", "i32": "float32", "i64": "float32"})
+#: Bytes of an element in memory, by its type.
+BYTES = MappingProxyType(
+    {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+    | {"f8E4M3FN": 1, "f8E5M2": 1}
+)
 #: Integers of 32 bits that are exact at any magnitude (`npusim.kernels.triton.exact_integers`), the ones among them
 #: that are stored with 64 bits, and the formats of both.
 EXACT_BITS, EXACT_WIDE = "b32", "b64"
@@ -83,6 +89,10 @@ class Op:
         """Return an integer among its attributes."""
         return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
 
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers among its attributes."""
+        return tuple(map(int, re.findall(rf"\b{key} = array<i32: ([-\d, ]+)>", self.text)[0].split(",")))
+
     def fail(self, why: str) -> ProgramError:
         """Return the error of an operation without a counterpart here, at the kernel's line."""
         return ProgramError(f"{self.line}: {why}")
@@ -127,7 +137,10 @@ def read(text: str) -> Function:
     _place_at(where(next(line for line in text.splitlines() if "tt.func public" in line)), operations)
     if "tt.call" in bare:
         operations = with_calls_inlined(operations, _called(text, where))
-    return Function(head[1], {n: t.strip() for n, t in parameters.items()}, operations)
+    parameters = {n: t.strip() for n, t in parameters.items()}
+    if "tt.int_to_ptr" in bare:
+        operations, parameters = with_addressed(operations, parameters, BYTES)
+    return Function(head[1], parameters, operations)
 
 
 def _called(text: str, where: Locations) -> dict[str, Called]:

@@ -46,6 +46,7 @@ class WholeLanes(OwnElements, ABC):
     """Loads, stores and choices of blocks, lane by lane, where the choices ask for it."""
 
     def _tt_load(self, op: Op, pointer: Known, mask: Known | None = None, other: Known | None = None) -> None:
+        self._check_spans(op, pointer, mask)
         shape, fmt = shape_of(op.type)
         is_of_floats = fmt in FORMATS and isinstance(pointer, Pointers)
         if not is_of_floats or not self._is_by_lanes(shape):
@@ -73,6 +74,7 @@ class WholeLanes(OwnElements, ABC):
             self._by_value(op, by_value, loaded, number)
 
     def _tt_store(self, op: Op, pointer: Known, value: Known, mask: Known | None = None) -> None:
+        self._check_spans(op, pointer, mask)
         if isinstance(pointer, Pointers) and self._is_by_lanes(pointer.shape):
             if self._stores_nothing(op, pointer, mask):
                 return

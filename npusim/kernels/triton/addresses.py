@@ -1,0 +1,148 @@
+"""Pointers that a kernel computes from integers, such as addresses that it loads from a table.
+
+The tensors to which the addresses of one argument belong are one further argument of the kernel: `as_addressed` names
+it.  A recorded call has them there, one after another with gaps between them, and has `FIRST` plus a byte of that
+argument in place of each address, so that an address minus `FIRST` is an offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from npusim.kernels.triton.ttir_text import Op
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Booleans = np.ndarray[Any, np.dtype[np.bool_]]
+#: The address of the first byte of tensors to which addresses belong.
+FIRST = 1 << 40
+#: Why an access by an address is refused.
+NO_TENSOR = "accesses memory by an address at which the recording found no tensor"
+_TO_POINTER = "tt.int_to_ptr"
+_TABLES = ("tt.load", "tt.descriptor_load")
+
+
+def is_beyond(spans: Sequence[tuple[int, int]], offsets: Integers) -> Booleans:
+    """Return which offsets of a further argument are in none of its tensors; ``spans``: the first element of each, and
+    the one behind its last.
+    """
+    first, end = np.array(spans, np.int64).reshape(-1, 2).T
+    found = np.searchsorted(first, offsets, "right") - 1
+    return np.asarray((found < 0) | (offsets >= end[found]))
+
+
+def as_addressed(argument: str) -> str:
+    """Return the name of the argument that has the tensors to which addresses in another argument belong."""
+    return f"{argument}__addressed"
+
+
+def with_addressed(
+    operations: Sequence[Op], parameters: Mapping[str, str], sizes: Mapping[str, int]
+) -> tuple[list[Op], dict[str, str]]:
+    """Return operations with offsets of further arguments in place of pointers that are computed from integers, and all
+    parameters.
+
+    ``sizes``: bytes of an element, by its type in TTIR.  A pointer that is computed from addresses of several
+    arguments, from none, or to elements of several types, is left as it is.
+    """
+    every = list(_each(operations))
+    pointers = [o for o in every if o.name == _TO_POINTER]
+    sources = dict[str, list[str]]()
+    for op in every:
+        ends = [n for o in op.body[-1:] + op.otherwise[-1:] for n in o.operands]
+        for r in op.results:
+            sources.setdefault(r, []).extend([*op.operands, *ends])
+        if op.name == "scf.for":
+            for inner, start, end in zip(op.operands[4::2], op.operands[5::2], op.body[-1].operands, strict=False):
+                sources.setdefault(inner, []).extend([start, end])
+    loads = {r: o for o in every if o.name in _TABLES for r in o.results}
+    tables, kinds = dict[str, str](), dict[str, set[str]]()
+    for op in pointers:
+        of = _of_addresses(op.operands[0], sources, loads, parameters)
+        element = _element(op)
+        if len(of) == 1 and element in sizes:
+            tables[op.results[0]] = next(iter(of))
+            kinds.setdefault(tables[op.results[0]], set()).add(element)
+    known = {as_addressed(n): f"!tt.ptr<{next(iter(k))}>" for n, k in kinds.items() if len(k) == 1}
+    if not known:
+        return list(operations), dict(parameters)
+
+    def changed(given: Sequence[Op]) -> list[Op]:
+        result: list[Op] = []
+        for op in given:
+            name = as_addressed(tables.get(op.results[0], "")) if op.results else ""
+            if op.name == _TO_POINTER and name in known:
+                result += _offset(op, name, known[name], sizes[_element(op)])
+                continue
+            is_nested = op.body or op.otherwise
+            result.append(replace(op, body=changed(op.body), otherwise=changed(op.otherwise)) if is_nested else op)
+        return result
+
+    return changed(operations), {**parameters, **known}
+
+
+def _each(operations: Iterable[Op]) -> Iterable[Op]:
+    for op in operations:
+        yield op
+        yield from _each([*op.body, *op.otherwise])
+
+
+def _element(op: Op) -> str:
+    """Return the type of the elements to which a pointer points."""
+    return op.type.rpartition("!tt.ptr<")[2].partition(">")[0]
+
+
+def _of_addresses(
+    name: str, sources: Mapping[str, Sequence[str]], loads: Mapping[str, Op], parameters: Mapping[str, str]
+) -> set[str]:
+    """Return the arguments whose integers of 64 bits an address is computed from."""
+    result, seen, waiting = set[str](), set[str](), [name]
+    while waiting:
+        if (one := waiting.pop()) in seen:
+            continue
+        seen.add(one)
+        if one in loads:
+            is_wide = loads[one].type.rstrip(">").endswith("i64")
+            result |= {n for n in _roots(loads[one].operands[0], sources) if n in parameters} if is_wide else set()
+        elif one in parameters:
+            result |= {one} if parameters[one] == "i64" else set()
+        else:
+            waiting += sources.get(one, ())
+    tables = {n for n in result if "ptr" in parameters[n]}
+    return tables or result
+
+
+def _roots(name: str, sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return a pointer and the first operands from which it is computed."""
+    seen = set[str]()
+    while name not in seen:
+        seen.add(name)
+        name = next(iter(sources.get(name, ())), name)
+    return seen
+
+
+def _offset(op: Op, argument: str, kind: str, size: int) -> list[Op]:
+    """Return the operations of an address as an offset of an argument."""
+    of, (result,) = op.text.partition(" : ")[2].partition(" -> ")[0], op.results
+
+    def one(name: str, operands: list[str], text: str, type_: str, called: str = "") -> Op:
+        return replace(op, name=name, results=[called or f"{result}@{name}"], operands=operands, text=text, type=type_)
+
+    def number(value: int) -> Op:
+        dense = f"dense<{value}>" if of.startswith("tensor") else f"{value}"
+        return one("arith.constant", [], f"arith.constant {dense} : {of}", of, f"{result}@{value}")
+
+    first = number(FIRST)
+    parts = [first, one("arith.subi", [op.operands[0], *first.results], f"arith.subi : {of}", of)]
+    if size > 1:
+        unit = number(size)
+        parts += [unit, one("arith.divsi", [*parts[-1].results, *unit.results], f"arith.divsi : {of}", of)]
+    offset, pointer = parts[-1].results[0], argument
+    if of.startswith("tensor"):
+        parts.append(one("tt.splat", [argument], f"tt.splat : {kind} -> {op.type}", op.type))
+        (pointer,) = parts[-1].results
+    return [*parts, one("tt.addptr", [pointer, offset], f"tt.addptr : {op.type}, {of}", op.type, result)]

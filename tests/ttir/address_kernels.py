@@ -1,0 +1,81 @@
+"""Kernels that compute pointers from addresses: of a table, or of a number."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copied_bytes(source_addresses, addresses, sizes, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    source = tl.load(source_addresses + pid)
+    address = tl.load(addresses + pid)
+    size = tl.load(sizes + pid)
+    offsets = tl.arange(0, BLOCK)
+    for i in range(0, size, BLOCK):
+        mask = (i + offsets) < size
+        x = tl.load((source + i + offsets).to(tl.pointer_type(tl.uint8)), mask=mask)
+        tl.store((address + i + offsets).to(tl.pointer_type(tl.uint8)), x, mask=mask)
+
+
+@triton.jit
+def grouped_product(a_ptrs, b_ptrs, c_ptrs, m_ptr, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    g = tl.program_id(1)
+    M = tl.load(m_ptr + g)
+    a = tl.load(a_ptrs + g).to(tl.pointer_type(tl.float16))
+    b = tl.load(b_ptrs + g).to(tl.pointer_type(tl.float16))
+    c = tl.load(c_ptrs + g).to(tl.pointer_type(tl.float16))
+    rm = tl.program_id(0) * BM + tl.arange(0, BM)
+    rn = tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        rk = k + tl.arange(0, BK)
+        x = tl.load(a + rm[:, None] * K + rk[None, :], mask=rm[:, None] < M, other=0.0)
+        y = tl.load(b + rk[:, None] * N + rn[None, :])
+        acc += tl.dot(x, y)
+    tl.store(c + rm[:, None] * N + rn[None, :], acc.to(tl.float16), mask=rm[:, None] < M)
+
+
+@triton.jit
+def updated(p_ptrs, g_ptrs, n_ptr, rate, BLOCK: tl.constexpr):
+    t = tl.program_id(0)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.load(n_ptr + t)
+    p = tl.load(p_ptrs + t).to(tl.pointer_type(tl.float32))
+    g = tl.load(g_ptrs + t).to(tl.pointer_type(tl.float32))
+    x = tl.load(p + i, mask=i < n)
+    y = tl.load(g + i, mask=i < n)
+    tl.store(p + i, x - rate * y, mask=i < n)
+
+
+@triton.jit
+def scattered(cache_ptrs, source, index, n, width, is_one, BLOCK: tl.constexpr):
+    layer, token = tl.program_id(0), tl.program_id(1)
+    cache = tl.load(cache_ptrs + layer).to(source.dtype)
+    place = tl.load(index + token)
+    if is_one:
+        for i in range(0, width, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            tl.store(cache + place * width + at, tl.load(source + token * width + at, mask=at < width), mask=at < width)
+    else:
+        for i in range(0, width, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            key = tl.load(source + (2 * layer * n + token) * width + at, mask=at < width)
+            value = tl.load(source + (2 * layer * n + n + token) * width + at, mask=at < width)
+            tl.store(cache + place * width + at, key, mask=at < width)
+            tl.store(cache + (40 + place) * width + at, value, mask=at < width)
+
+
+@triton.jit
+def doubled(address, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(address.to(tl.pointer_type(tl.float16)) + i) * 2.0)
+
+
+@triton.jit
+def of_two_kinds(addresses, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(tl.load(addresses).to(tl.pointer_type(tl.float16)) + i)
+    y = tl.load(tl.load(addresses + 1).to(tl.pointer_type(tl.float32)) + i)
+    tl.store(out + i, x + y)

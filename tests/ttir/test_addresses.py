@@ -1,0 +1,163 @@
+"""Pointers that a kernel loads: the tensors to which the addresses belong are further arguments of a recorded call."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import npusim
+from npusim.errors import NpusimError
+from npusim.kernels.triton.addresses import as_addressed
+from npusim.kernels.triton.calls import read_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+Array = np.ndarray[Any, Any]
+
+
+def addresses(tensors: Sequence[Array]) -> Array:
+    """Return the addresses of some tensors, as a program passes them to a kernel."""
+    return np.array([x.ctypes.data for x in tensors], np.int64)
+
+
+def recorded(kernel: str, grid: tuple[int, ...], words: dict[str, Any]) -> Any:
+    """Return the recorded launch of a kernel."""
+    with npusim.record(floats=True) as calls:
+        getattr(import_module("ttir.address_kernels"), kernel)[grid](**words)
+    return calls[0]
+
+
+def stored_behind(call: Any, table: str, hw: str) -> list[Array]:
+    """Run a call; return the elements of each tensor to which the addresses of a table belong, by their spans."""
+    from ttir.stored import stored
+
+    name, given = as_addressed(table), {n: x.data for n, x in call.tensors.items()}
+    made = np.asarray(stored(npusim.run(call, hw=hw, rows="all"), given)[name], np.float64)
+    whole = np.where(np.isnan(made), given[name].astype(np.float64), made).reshape(len(given[name]), -1)
+    sizes = [end - first for first, end in call.tensors[name].spans]
+    return [row[:n] for row, n in zip(whole, sizes, strict=True)]
+
+
+HARDWARE = pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+
+
+@HARDWARE
+def test_bytes_are_copied_between_tensors_of_unlike_sizes(hw: str) -> None:
+    rng = np.random.default_rng(0)
+    of, to = ([rng.standard_normal(n).astype(np.float32) for n in (100, 256, 300)] for _ in range(2))
+    sizes = np.array([x.nbytes for x in of], np.int64)
+    words: dict[str, Any] = {
+        "source_addresses": addresses(of),
+        "addresses": addresses(to),
+        "sizes": sizes,
+        "BLOCK": 256,
+    }
+    for made, x in zip(stored_behind(recorded("copied_bytes", (3,), words), "addresses", hw), of, strict=True):
+        assert np.array_equal(made.astype(np.uint8), x.view(np.uint8))
+
+
+@HARDWARE
+def test_a_grouped_product_multiplies_the_matrices_of_each_group(hw: str, tmp_path: Path) -> None:
+    """The call is stored and read again, so that its addresses are not those of this process."""
+    rng, rows = np.random.default_rng(1), (64, 40, 100)
+    a = [rng.standard_normal((m, 64)).astype(np.float16) for m in rows]
+    b = [rng.standard_normal((64, 32)).astype(np.float16) for _ in rows]
+    c = [np.zeros((m, 32), np.float16) for m in rows]
+    words: dict[str, Any] = {
+        "a_ptrs": addresses(a),
+        "b_ptrs": addresses(b),
+        "c_ptrs": addresses(c),
+        "m_ptr": np.array(rows),
+    }
+    words |= {"N": 32, "K": 64, "BM": 32, "BN": 32, "BK": 32}
+    with npusim.record(floats=True) as calls:
+        import_module("ttir.address_kernels").grouped_product[4, 3](**words)
+    (call,) = read_calls(calls.save(tmp_path / "calls.npz"))
+    for made, x, y in zip(stored_behind(call, "c_ptrs", hw), a, b, strict=True):
+        right = (x.astype(np.float64) @ y.astype(np.float64)).reshape(-1)
+        assert np.sqrt(((made - right) ** 2).mean() / (right**2).mean()) < 6e-4
+
+
+@HARDWARE
+def test_a_list_of_parameters_is_updated_in_place(hw: str) -> None:
+    rng, sizes = np.random.default_rng(2), (300, 77, 512)
+    p, g = ([rng.standard_normal(n).astype(np.float32) for n in sizes] for _ in range(2))
+    words: dict[str, Any] = {
+        "p_ptrs": addresses(p),
+        "g_ptrs": addresses(g),
+        "n_ptr": np.array(sizes),
+        "rate": 0.1,
+        "BLOCK": 128,
+    }
+    for made, x, y in zip(stored_behind(recorded("updated", (3, 4), words), "p_ptrs", hw), p, g, strict=True):
+        assert np.allclose(made, x - np.float32(0.1) * y, rtol=0, atol=3e-7)
+
+
+@HARDWARE
+def test_tokens_are_scattered_to_the_caches_of_all_layers(hw: str) -> None:
+    """The branch of a cache without values is in the text, and no program takes it."""
+    rng, n, width = np.random.default_rng(3), 6, 160
+    caches = [rng.standard_normal((2, 40, width)).astype(ml_dtypes.bfloat16) for _ in range(2)]
+    source = rng.standard_normal((2, 2, n, width)).astype(ml_dtypes.bfloat16)
+    index = rng.permutation(40)[:n].astype(np.int32)
+    words: dict[str, Any] = {
+        "cache_ptrs": addresses(caches).astype(np.uint64),
+        "source": source,
+        "index": index,
+        "n": n,
+    }
+    call = recorded("scattered", (2, n), words | {"width": width, "is_one": False, "BLOCK": 64})
+    for made, x, new in zip(stored_behind(call, "cache_ptrs", hw), caches, source, strict=True):
+        right = x.astype(np.float64)
+        right[:, index] = new.astype(np.float64)
+        assert np.array_equal(made, right.reshape(-1))
+
+
+def test_an_address_may_be_an_argument() -> None:
+    from ttir.stored import stored
+
+    x, out = np.arange(64, dtype=np.float16), np.zeros(64, np.float16)
+    call = recorded("doubled", (1,), {"address": x.ctypes.data, "out": out, "BLOCK": 64})
+    given = {n: x.data for n, x in call.tensors.items()}
+    made = stored(npusim.run(call, hw="h200", rows="all"), given)["out"]
+    assert np.array_equal(made, 2.0 * x)
+
+
+def refused(call: Any) -> str:
+    """Return why a call is refused."""
+    with pytest.raises(NpusimError) as caught:
+        npusim.run(call, hw="h200")
+    return str(caught.value)
+
+
+def test_an_address_of_no_tensor_and_an_access_behind_a_tensor_are_refused() -> None:
+    x, out = np.arange(60, dtype=np.float16), np.zeros(64, np.float16)
+    call = recorded("doubled", (1,), {"address": x.ctypes.data, "out": out, "BLOCK": 64})
+    assert "accesses memory by an address at which the recording found no tensor" in refused(call)
+    call = recorded("doubled", (1,), {"address": 1 << 45, "out": out, "BLOCK": 64})
+    assert "no address in it belongs to a tensor that the program has at the launch" in refused(call)
+
+
+def test_a_tensor_that_is_an_argument_in_two_ways_is_refused() -> None:
+    p, n = [np.zeros(64, np.float32)], np.array([64])
+    words: dict[str, Any] = {"p_ptrs": addresses(p), "g_ptrs": addresses(p), "n_ptr": n, "rate": 0.1, "BLOCK": 64}
+    assert "a tensor to which its addresses belong is also given by p_ptrs" in refused(
+        recorded("updated", (1, 1), words)
+    )
+
+
+def test_pointers_of_one_table_to_two_types_of_elements_are_refused() -> None:
+    x, y, out = np.zeros(64, np.float16), np.zeros(64, np.float32), np.zeros(64, np.float32)
+    call = recorded("of_two_kinds", (1,), {"addresses": addresses([x, y]), "out": out, "BLOCK": 64})
+    assert "its pointers are to one type of elements" in refused(call)
