@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -16,7 +14,7 @@ import pytest
 
 from npusim.config.family import FAMILIES, Processor
 from npusim.config.load import list_devices, load_device
-from tests.parsed import tree_of
+from tests.parsed import docstrings_and_comments, nodes_in, nodes_of, nodes_of_kind, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -124,12 +122,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-@cache
-def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """Return all nodes of a file: many tests look through them."""
-    return tuple(ast.walk(tree))
-
-
 def imported(path: Path) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import of a file."""
     return imports_of(tree_of(path), name_of(path))
@@ -138,20 +130,16 @@ def imported(path: Path) -> list[tuple[int, str]]:
 @cache
 def imports_of(tree: ast.Module, name: str) -> list[tuple[int, str]]:
     """Return (line, full module name) of every import: in functions, for type checkers, by ``import_module``."""
-    found = []
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{name}:{node.lineno}: relative import"
-            module = node.module or ""
-            if module == "npusim":
-                found += [(node.lineno, f"npusim.{alias.name}") for alias in node.names]
-            else:
-                found.append((node.lineno, module))
-        elif isinstance(node, ast.Call) and _callee(node) == "import_module":
-            found += [(node.lineno, a.value) for a in node.args if isinstance(a, ast.Constant)]
-    return found
+    found = [(node.lineno, alias.name) for node in nodes_of_kind(tree, ast.Import) for alias in node.names]
+    for node in nodes_of_kind(tree, ast.ImportFrom):
+        assert not node.level, f"{name}:{node.lineno}: relative import"
+        module = node.module or ""
+        if module == "npusim":
+            found += [(node.lineno, f"npusim.{alias.name}") for alias in node.names]
+        else:
+            found.append((node.lineno, module))
+    calls = [call for call in nodes_of_kind(tree, ast.Call) if _callee(call) == "import_module"]
+    return found + [(call.lineno, str(a.value)) for call in calls for a in call.args if isinstance(a, ast.Constant)]
 
 
 def module_of(path: Path) -> str:
@@ -217,25 +205,25 @@ def circles(modules: dict[str, ast.Module]) -> list[str]:
     Every import counts: inside a function, for type checkers only, or by its name as text.
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
+    folders = {module[:at] for module in modules for at, letter in enumerate(module) if letter == "."}
     for name, tree in modules.items():
-        own = folder_of(name, modules)
+        own = folder_of(name, modules, folders)
         for _, module in imports_of(tree, name):
-            other = folder_of(module, modules)
+            other = folder_of(module, modules, folders)
             if other not in (own, ""):
                 graph.add_edge(own, other)
     return sorted(" <-> ".join(sorted(c)) for c in nx.strongly_connected_components(graph) if len(c) > 1)
 
 
-def folder_of(module: str, modules: Collection[str]) -> str:
+def folder_of(module: str, modules: Collection[str], folders: Collection[str]) -> str:
     """Return the folder of a module or of a name in one; a file beside the folders stands for itself.
 
-    Empty for what is none of ``modules``.
+    Empty for what is none of ``modules``; ``folders`` are all that have one of them.
     """
     while module and module not in modules:
         module = module.rpartition(".")[0]
-    is_folder = any(other.startswith(f"{module}.") for other in modules)
     folder = module.rpartition(".")[0]
-    return module if is_folder or folder == "npusim" else folder
+    return module if module in folders or folder == "npusim" else folder
 
 
 def test_no_folder_imports_another_in_a_circle() -> None:
@@ -258,8 +246,10 @@ def run_time_circles(modules: dict[str, ast.Module]) -> list[str]:
     """
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, tree in modules.items():
-        typed = {id(node) for guard in nodes_of(tree) if _is_for_types(guard) for node in guarded(guard)}
-        for node in (n for n in nodes_of(tree) if id(n) not in typed):
+        guards = filter(_is_for_types, nodes_of_kind(tree, ast.If))
+        typed = {id(node) for guard in guards for node in guarded(guard)}
+        kinds = ast.ImportFrom, ast.Import, ast.Call
+        for node in (n for kind in kinds for n in nodes_of_kind(tree, kind) if id(n) not in typed):
             graph.add_edges_from((name, other) for other in named_by(node) if other in modules)
     return sorted(" <-> ".join(sorted(c)) for c in nx.strongly_connected_components(graph) if len(c) > 1)
 
@@ -274,13 +264,12 @@ def named_by(node: ast.AST) -> list[str]:
     return [str(a.value) for a in node.args if isinstance(a, ast.Constant)] if is_by_name else []
 
 
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+def _is_for_types(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def guarded(guard: ast.AST) -> list[ast.AST]:
+def guarded(guard: ast.If) -> list[ast.AST]:
     """Return all nodes of the body of a condition."""
-    assert isinstance(guard, ast.If)
     return [node for statement in guard.body for node in ast.walk(statement)]
 
 
@@ -358,7 +347,7 @@ def test_only_the_command_line_prints() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         if part_of(path) != "cli"
-        for node in nodes_of(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong, "\n".join(wrong)
@@ -389,18 +378,24 @@ def parts_of_devices() -> frozenset[str]:
     return frozenset(part for name, core in cores for part in (name, *core.engines, *core.buffers))
 
 
+@cache
+def _identifiers(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Return the fields of a kind of nodes that are identifiers."""
+    return tuple(IDENTIFIERS.intersection(kind._fields))
+
+
 def named_parts(tree: ast.Module) -> set[str]:
     """Return the parts of devices that code names in text or identifiers; what documents it does not count."""
-    documents = {id(node.body[0]) for node in nodes_of(tree) if isinstance(getattr(node, "body", None), list)}
+    documents = {id(node.body[0]) for node in nodes_in(tree) if isinstance(getattr(node, "body", None), list)}
     texts, identifiers = set[str](), set[str]()
-    for node in nodes_of(tree):
+    for node in nodes_in(tree):
         if isinstance(node, ast.Expr) and id(node) in documents:
             documents.add(id(node.value))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
             words = set(re.findall(r"[A-Za-z0-9]+", node.value))
             texts |= words if " " not in node.value else {word for word in words if word.lower() not in WORDS}
         else:
-            identifiers.update(str(getattr(node, field)) for field in IDENTIFIERS.intersection(node._fields))
+            identifiers.update(str(getattr(node, field)) for field in _identifiers(type(node)))
     identifiers = {part for one in identifiers for part in one.lower().split("_")}
     parts = parts_of_devices()
     special = {part for part in parts if part.lower() not in WORDS}
@@ -472,8 +467,7 @@ def test_no_function_rebinds_a_modules_name() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}: global {', '.join(node.names)}"
         for path in SOURCES
-        for node in nodes_of(tree_of(path))
-        if isinstance(node, ast.Global)
+        for node in nodes_of_kind(tree_of(path), ast.Global)
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -503,8 +497,8 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
 def test_a_class_name_stands_for_one_thing() -> None:
     where: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in nodes_of(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+        for node in nodes_of_kind(tree_of(path), ast.ClassDef):
+            if not node.name.startswith("_"):
                 where.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in where.items() if len(paths) > 1}
 
@@ -513,10 +507,9 @@ def test_functions_have_at_most_60_lines() -> None:
     wrong = {
         f"{name_of(path)}: {node.name}"
         for path in SOURCES
-        for node in nodes_of(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 - lines_of_docstring(node) > 60
+        for kind in (ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in nodes_of_kind(tree_of(path), kind)
+        if node.end_lineno is not None and node.end_lineno - node.lineno + 1 - lines_of_docstring(node) > 60
     }
     assert_only_known("length", wrong)
 
@@ -572,7 +565,8 @@ def unsourced_numbers(text: str) -> list[tuple[int, str]]:
     users change says what it is: ``Field(..., description=...)``.
     """
     tree = ast.parse(text)
-    comments = {t.start[0] for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type == tokenize.COMMENT}
+    places = [place for place, found in docstrings_and_comments(text) if found[0] == "#"]
+    comments = {text.count("\n", 0, place) + 1 for place in places}
     found: list[tuple[int, str]] = []
     _visit(tree, [], "", comments, found)
     return found
@@ -594,9 +588,10 @@ def _visit(
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         here = {node.lineno, *(s.lineno - 1 for s in statements[-1:])}
         value = node.value
+        if value in PLAIN_NUMBERS or value in CONVERSIONS or here & comments:
+            return
         spelt = {str(value), f"{value:,}"}
-        is_named = any(re.search(rf"(?<![\d.]){re.escape(s)}(?![\d]|\.\d)", words) for s in spelt)
-        if value not in PLAIN_NUMBERS | CONVERSIONS and not is_named and not here & comments:
+        if not any(re.search(rf"(?<![\d.]){re.escape(s)}(?![\d]|\.\d)", words) for s in spelt):
             found.append((node.lineno, str(value)))
     for child in ast.iter_child_nodes(node):
         _visit(child, statements, words, comments, found)
@@ -645,8 +640,7 @@ def test_few_functions_outside_simulation_take_a_request() -> None:
         f"{name_of(path)}: {node.name}"
         for path in SOURCES
         if part_of(path) != "simulation"
-        for node in nodes_of(tree_of(path))
-        if isinstance(node, ast.FunctionDef)
+        for node in nodes_of_kind(tree_of(path), ast.FunctionDef)
         for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if a.annotation is not None and re.search(r"\bRequest\b", ast.unparse(a.annotation).partition("[")[0])
     }
@@ -660,8 +654,8 @@ def test_what_a_device_is_is_asked_of_its_machine() -> None:
         f"{name_of(path)}:{node.lineno}"
         for path in SOURCES
         if name_of(path) != "config/node_file.py"
-        for node in nodes_of(tree_of(path))
-        if isinstance(node, ast.Call) and _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
+        for node in nodes_of_kind(tree_of(path), ast.Call)
+        if _callee(node) == "isinstance" and "NodeDevice" in ast.unparse(node.args[1])
     }
     assert_only_known("device", wrong)
 
@@ -670,10 +664,10 @@ def test_a_device_and_a_node_run_on_one_path() -> None:
     """`run_plan` builds every result; what differs is in two classes that have the methods of one protocol alone."""
     built, methods = set[str](), dict[str, set[str]]()
     for path in SOURCES:
-        for node in nodes_of(tree_of(path)):
-            if isinstance(node, ast.Call) and _callee(node) == "RunData":
-                built.add(f"{name_of(path)}:{node.lineno}")
-            if isinstance(node, ast.ClassDef) and node.name in ("RunParts", "DeviceParts", "NodeParts"):
+        calls, classes = (nodes_of_kind(tree_of(path), kind) for kind in (ast.Call, ast.ClassDef))
+        built |= {f"{name_of(path)}:{call.lineno}" for call in calls if _callee(call) == "RunData"}
+        for node in classes:
+            if node.name in ("RunParts", "DeviceParts", "NodeParts"):
                 public = {f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")}
                 methods[node.name] = public
     assert len(built) == 1, built
@@ -704,13 +698,11 @@ def lines_with_families(tree: ast.Module, families: Collection[str]) -> set[int]
     """Return the lines of text that is a family's name, and of imports of a family's machine."""
     folders = "ascend", "sm"
     imports = rf"npusim\.machines(\.| import )({'|'.join(folders)})\b"
-    found = set()
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in families:
-            found.add(node.lineno)
-        if isinstance(node, ast.Import | ast.ImportFrom) and re.search(imports, ast.unparse(node)):
-            found.add(node.lineno)
-    return found
+    texts = [node for node in nodes_of_kind(tree, ast.Constant) if isinstance(node.value, str)]
+    imported = [*nodes_of_kind(tree, ast.Import), *nodes_of_kind(tree, ast.ImportFrom)]
+    return {node.lineno for node in texts if node.value in families} | {
+        node.lineno for node in imported if re.search(imports, ast.unparse(node))
+    }
 
 
 def test_few_lines_outside_machines_name_a_family() -> None:
@@ -763,8 +755,8 @@ def test_a_kernel_declares_its_own_fields_alone() -> None:
         f"{name_of(p)}: {node.name}"
         for p in SOURCES
         if part_of(p) in ("kernels.declare", "library")
-        for node in nodes_of(tree_of(p))
-        if isinstance(node, ast.ClassDef) and of_machines & {ast.unparse(base) for base in node.bases}
+        for node in nodes_of_kind(tree_of(p), ast.ClassDef)
+        if of_machines & {ast.unparse(base) for base in node.bases}
     }
     assert not wrong
 
@@ -858,7 +850,7 @@ def test_rows_of_documents_are_written_from_declared_columns() -> None:
     found: dict[str, int] = {}
     for path in SOURCES:
         if room_of(path) in ("report", "cli"):
-            calls = [n for n in nodes_of(tree_of(path)) if isinstance(n, ast.Call) and _callee(n) == "asdict"]
+            calls = [n for n in nodes_of_kind(tree_of(path), ast.Call) if _callee(n) == "asdict"]
             found |= {name_of(path): len(calls)} if calls else {}
     assert found == FROM_OBJECTS
 

@@ -9,7 +9,7 @@ import pytest
 
 from npusim.errors import NpusimError, SpecError, TilingError
 from npusim.simulation.figures import figures
-from tests.parsed import nodes_of
+from tests.parsed import nodes_of_kind, tree_of
 
 PACKAGE = Path(__file__).resolve().parents[1] / "npusim"
 
@@ -52,7 +52,7 @@ def test_no_study_of_alternatives_has_a_loop_of_its_own() -> None:
     assert len(files) > 40
     found = []
     for path in files:
-        for loop in (n for n in nodes_of(path) if isinstance(n, ast.For)):
+        for loop in nodes_of_kind(tree_of(path), ast.For):
             handlers = (h for n in ast.walk(loop) if isinstance(n, ast.Try) for h in n.handlers)
             ours = (h for h in handlers if isinstance(h.body[-1], ast.Continue) and _errors_of_npusim(h))
             found += [f"{path.name}:{h.lineno}" for h in ours]

@@ -34,9 +34,14 @@ def round_fraction(value: Fraction, fmt: FloatFormat) -> int:
     magnitude = abs(value)
     if magnitude == 0:
         return 0
-    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    exponent = max(exponent - (Fraction(2) ** exponent > magnitude), fmt.min_exponent)
-    kept = round(magnitude / Fraction(2) ** (exponent - fmt.mantissa_bits))
+    above, below = magnitude.numerator, magnitude.denominator
+    exponent = above.bit_length() - below.bit_length()
+    exponent -= above << max(0, -exponent) < below << max(0, exponent)
+    exponent = max(exponent, fmt.min_exponent)
+    shift = exponent - fmt.mantissa_bits
+    unit = below << max(0, shift)
+    kept, rest = divmod(above << max(0, -shift), unit)
+    kept += 2 * rest > unit or (2 * rest == unit and kept % 2 == 1)
     return ((exponent - fmt.min_exponent) << fmt.mantissa_bits) + kept
 
 

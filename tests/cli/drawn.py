@@ -230,6 +230,18 @@ def launch(rng: random.Random) -> tuple[str, tuple[str, ...]]:
     return f"{kernel}[{parts[0]}]({', '.join(parts[1:])})", options
 
 
+@cache
+def _names(template: Path, ending: str) -> tuple[str, ...]:
+    """Return the names of the template's files that end so; no draw writes a file there."""
+    return tuple(sorted(p.name for p in template.iterdir() if p.name.endswith(ending)))
+
+
+@cache
+def _weighted() -> list[tuple[tuple[str, ...], Any]]:
+    """Return each verb with its command, as often as it is drawn."""
+    return [v for v in verbs().items() for _ in range(_WEIGHTS.get(v[0], 1) + len(v[1].params) // 6)]
+
+
 class _Draw:
     """Puts one command together."""
 
@@ -251,8 +263,7 @@ class _Draw:
         return Path(right(param, self.rng)).suffix
 
     def file(self, ending: str) -> str:
-        names = sorted(p.name for p in self.template.iterdir())
-        name = self.rng.choice([n for n in names if n.endswith(ending)] or names)
+        name = self.rng.choice(_names(self.template, ending) or _names(self.template, ""))
         source = self.template / name
         if self.rng.random() < 0.3 or not source.is_file() or source.stat().st_size > 1 << 20:
             return name
@@ -262,9 +273,7 @@ class _Draw:
 
     def drawn(self) -> Drawn:
         rng = self.rng
-        path, command = rng.choice(
-            [v for v in verbs().items() for _ in range(_WEIGHTS.get(v[0], 1) + len(v[1].params) // 6)]
-        )
+        path, command = rng.choice(_weighted())
         if rng.random() < 0.01:
             path = (*path[:-1], rng.choice(ODD))
         arguments = [p for p in command.params if p.param_type_name == "argument"]

@@ -15,16 +15,7 @@ import numpy as np
 from npusim.formats.float_format import get_format
 from npusim.formats.matmul import checked_operands
 from npusim.formats.mma_arithmetic import get_arithmetic
-from tests.formats.reference import (
-    Number,
-    decode,
-    encode,
-    fma_reference,
-    fused,
-    round_fraction,
-    signed_code,
-    times_power,
-)
+from tests.formats.reference import Number, decode, encode_power, fma_reference, fused, round_ratio, signed_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,14 +48,22 @@ def matmul_reference(
     columns = {at: [decode(int(x), chosen.b) for x in columns_bits[at]] for at in np.ndindex(columns_bits.shape[:-1])}
     row_scales = [] if a_scale is None else [[decode_scale(int(s), chosen) for s in line] for line in a_scale]
     column_scales = [] if b_scale is None else [[decode_scale(int(s), chosen) for s in line] for line in b_scale.T]
+    finite_rows, finite_columns = ({at: _are_finite(line) for at, line in x.items()} for x in (rows, columns))
     for index in np.ndindex(shape):
         batch, row, column = index[:-2], index[-2], index[-1]
         scales = [
             row_scales[row] if a_scale is not None else None,
             column_scales[column] if b_scale is not None else None,
         ]
-        out[index] = _one_output(rows[*batch, row], columns[*batch, column], int(out[index]), chosen, scales)
+        are_finite = finite_rows[*batch, row] and finite_columns[*batch, column]
+        out[index] = _one_output(
+            rows[*batch, row], columns[*batch, column], int(out[index]), chosen, scales, are_finite=are_finite
+        )
     return out.view(chosen.acc.dtype)
+
+
+def _are_finite(line: list[Number]) -> bool:
+    return all(x.is_finite for x in line)
 
 
 def decode_scale(code: int, unit: MmaArithmetic) -> Number:
@@ -83,9 +82,15 @@ def _scaled(x: Number, scale: Number) -> Number:
 
 
 def _one_output(
-    row: list[Number], column: list[Number], c: int, unit: MmaArithmetic, scales: list[list[Number] | None]
+    row: list[Number],
+    column: list[Number],
+    c: int,
+    unit: MmaArithmetic,
+    scales: list[list[Number] | None],
+    *,
+    are_finite: bool,
 ) -> int:
-    """Chain the instructions along k."""
+    """Chain the instructions along k; whether all elements of both lines are finite is found once a line."""
     if unit.method == "sequential":
         for x, y in zip(row, column, strict=True):
             c = fused(x, y, decode(c, unit.acc), unit.acc)
@@ -98,7 +103,7 @@ def _one_output(
                 c = _grouped(pairs, of, c, unit)
                 continue
             pairs = [(_scaled(x, p), _scaled(y, q)) for (x, y), (p, q) in zip(pairs, of, strict=True)]
-        c = _instruction(pairs, c, unit)
+        c = _instruction(pairs, c, unit, are_finite=are_finite and not unit.scale_block)
     return c
 
 
@@ -117,11 +122,11 @@ def _blocks(pairs: list[Pair], unit: MmaArithmetic) -> Iterator[list[Pair]]:
         yield pairs[start : start + unit.block]
 
 
-def _instruction(pairs: list[Pair], c: int, unit: MmaArithmetic) -> int:
+def _instruction(pairs: list[Pair], c: int, unit: MmaArithmetic, *, are_finite: bool) -> int:
     """One instruction: its blocks, then c if the unit adds it last."""
     carried = 0 if unit.c_mode == "late" else c
     for block in _blocks(pairs, unit):
-        carried = _block_sum(block, carried, unit)
+        carried = _block_sum(block, carried, unit, are_finite=are_finite)
     if unit.c_mode == "late":
         one = unit.acc.bias << unit.acc.mantissa_bits
         return fma_reference(carried, one, c, unit.acc)
@@ -145,13 +150,13 @@ def _grouped(pairs: list[Pair], scales: list[tuple[Number, ...]], c: int, unit: 
         terms.append((carried.value / Fraction(2) ** c_exponent, c_exponent))
     top, fraction = max(exponent for _, exponent in terms), unit.fraction_bits or 0
     aligned = sum(math.trunc(value * Fraction(2) ** (fraction + exponent - top)) for value, exponent in terms)
-    return _rounded(times_power(aligned, top - fraction), unit)
+    return _rounded(aligned, top - fraction, unit)
 
 
-def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:
+def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic, *, are_finite: bool) -> int:
     """One fused dot-add: specials by IEEE rules, else an integer sum rounded once."""
     carried = decode(c, unit.acc)
-    if not (carried.is_finite and all(x.is_finite and y.is_finite for x, y in block)):
+    if not (carried.is_finite and (are_finite or all(x.is_finite and y.is_finite for x, y in block))):
         total = carried.as_float if not carried.is_finite else 0.0
         for x, y in block:
             if not (x.is_finite and y.is_finite):
@@ -160,17 +165,16 @@ def _block_sum(block: list[Pair], c: int, unit: MmaArithmetic) -> int:
             return unit.acc.canonical_nan_bits
         return signed_code(unit.acc.max_code + 1, total < 0, unit.acc)
     if unit.fraction_bits is None:
-        exact = _exact_sum(block, carried)
-        return encode(exact, exact < 0, unit.acc)
+        return encode_power(*_exact_sum(block, carried), unit.acc)
     return _truncated_sum(block, carried, unit, unit.fraction_bits)
 
 
-def _exact_sum(block: list[Pair], c: Number) -> Fraction:
-    """Return products and ``c`` added up, as integers in units of the smallest power of two among them."""
-    terms = [(x.signed * y.signed, x.exponent - x.fraction_bits + y.exponent - y.fraction_bits) for x, y in block]
-    terms.append((c.signed, c.exponent - c.fraction_bits))
+def _exact_sum(block: list[Pair], c: Number) -> tuple[int, int]:
+    """Return products and ``c`` added up in units of the smallest power of two among them, and that power."""
+    terms = [(x.signed * y.signed, x.lowest + y.lowest) for x, y in block]
+    terms.append((c.signed, c.lowest))
     low = min(power for _, power in terms)
-    return times_power(sum(number << (power - low) for number, power in terms), low)
+    return sum(number << (power - low) for number, power in terms), low
 
 
 def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: int) -> int:
@@ -187,14 +191,14 @@ def _truncated_sum(block: list[Pair], c: Number, unit: MmaArithmetic, fraction: 
         shift = fraction - fraction_bits + exponent - top
         aligned = abs(number) << shift if shift >= 0 else abs(number) >> -shift
         total += -aligned if number < 0 else aligned
-    return _rounded(times_power(total, top - fraction), unit)
+    return _rounded(total, top - fraction, unit)
 
 
-def _rounded(value: Fraction, unit: MmaArithmetic) -> int:
-    """Round a block's sum once; toward zero still overflows to Inf; a zero result is +0."""
+def _rounded(number: int, power: int, unit: MmaArithmetic) -> int:
+    """Round a block's sum, ``number * 2**power``, once; toward zero still overflows to Inf; a zero result is +0."""
     acc = unit.acc
-    code = round_fraction(value, acc, unit.rounding)
+    code = round_ratio(number << max(0, power), 1 << max(0, -power), acc, unit.rounding)
     code = min(code, acc.max_code + 1)
     if unit.kept_fraction_bits is not None:
         code &= -(1 << (acc.mantissa_bits - unit.kept_fraction_bits))
-    return signed_code(code, value < 0 and code != 0, acc)
+    return signed_code(code, number < 0 and code != 0, acc)

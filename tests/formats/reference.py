@@ -45,9 +45,14 @@ class Number:
         return -self.significand if self.is_negative else self.significand
 
     @cached_property
+    def lowest(self) -> int:
+        """The exponent of the significand's last bit."""
+        return self.exponent - self.fraction_bits
+
+    @cached_property
     def value(self) -> Fraction:
         """The exact value of a finite number; -0 is 0."""
-        return times_power(self.signed, self.exponent - self.fraction_bits)
+        return times_power(self.signed, self.lowest)
 
     @property
     def as_float(self) -> float:
@@ -67,10 +72,14 @@ def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_e
 
     A code beyond ``fmt.max_code`` means overflow.  The sign of ``value`` matters only for ``floor`` and ``ceil``.
     """
-    magnitude = abs(value)
-    if magnitude == 0:
+    return round_ratio(value.numerator, value.denominator, fmt, rounding)
+
+
+def round_ratio(number: int, below: int, fmt: FloatFormat, rounding: str = "nearest_even") -> int:
+    """Return the same for ``number / below``, which may have common factors: a `Fraction` looks for them each time."""
+    if number == 0:
         return 0
-    above, below = magnitude.numerator, magnitude.denominator
+    above = abs(number)
     exponent = above.bit_length() - below.bit_length()
     if above << max(0, -exponent) < below << max(0, exponent):
         exponent -= 1
@@ -85,9 +94,9 @@ def round_fraction(value: Fraction, fmt: FloatFormat, rounding: str = "nearest_e
     elif rounding == "toward_zero":
         up = False
     elif rounding == "floor":
-        up = lost > 0 and value < 0
+        up = lost > 0 and number < 0
     elif rounding == "ceil":
-        up = lost > 0 and value > 0
+        up = lost > 0 and number > 0
     elif rounding == "odd":
         up = lost > 0 and kept % 2 == 0
     else:
@@ -130,7 +139,16 @@ def signed_code(code: int, is_negative: bool, fmt: FloatFormat) -> int:
 
 def encode(value: Fraction, is_negative: bool, fmt: FloatFormat) -> int:
     """Return ``abs(value)`` rounded to nearest even with the given sign, natural overflow."""
-    code = round_fraction(value, fmt)
+    return _stored(round_fraction(value, fmt), is_negative, fmt)
+
+
+def encode_power(number: int, power: int, fmt: FloatFormat) -> int:
+    """Return ``number * 2**power`` rounded to nearest even, natural overflow; 0 is +0."""
+    return _stored(round_ratio(number << max(0, power), 1 << max(0, -power), fmt), number < 0, fmt)
+
+
+def _stored(code: int, is_negative: bool, fmt: FloatFormat) -> int:
+    """Return the pattern of a rounded magnitude; beyond the largest it is an Inf, or the canonical NaN."""
     if code <= fmt.max_code:
         return signed_code(code, is_negative, fmt)
     if fmt.has_infinity:
@@ -190,11 +208,13 @@ def fused(first: Number, second: Number, third: Number, out: FloatFormat) -> int
     if not (first.is_finite and second.is_finite and third.is_finite):
         return _special(first.as_float * second.as_float + third.as_float, out)
     negative = first.is_negative != second.is_negative
-    total = first.value * second.value + third.value
+    product, at = first.signed * second.signed, first.lowest + second.lowest
+    low = min(at, third.lowest)
+    total = (product << (at - low)) + (third.signed << (third.lowest - low))
     if total == 0:  # IEEE: +0 unless both addends are -0 (or cancel, which gives +0)
-        both = first.value * second.value == 0 and negative and third.is_negative
-        return signed_code(0, both and third.value == 0, out)
-    return encode(total, total < 0, out)
+        both = product == 0 and negative and third.is_negative
+        return signed_code(0, both and third.signed == 0, out)
+    return encode_power(total, low, out)
 
 
 def _special(value: float, fmt: FloatFormat) -> int:

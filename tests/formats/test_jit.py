@@ -15,7 +15,7 @@ import pytest
 
 import npusim.formats
 from npusim import cache
-from tests.parsed import nodes_of, tree_of
+from tests.parsed import nodes_of_kind, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -315,11 +315,11 @@ def test_kernels_are_compiled_without_licence_to_reorder() -> None:
         text = path.read_text()
         if not any(word in text for word in ("numba", "llvmlite", "fastmath", "parallel")):
             continue
-        nodes = nodes_of(path)
-        imports = {n.name for node in nodes if isinstance(node, ast.Import) for n in node.names}
-        imports |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        tree = tree_of(path)
+        imports = {n.name for node in nodes_of_kind(tree, ast.Import) for n in node.names}
+        imports |= {node.module for node in nodes_of_kind(tree, ast.ImportFrom)}
         of_numba = {name for name in imports if name and name.split(".")[0] in ("numba", "llvmlite")}
         assert not of_numba or path.name in ("jit.py", "numba_internals.py", "kernel_parts.py", "shipped.py"), path
         assert of_numba <= {"numba", "numba.extending", "llvmlite.binding"} or path.name == "numba_internals.py", path
-        keywords = {node.arg for node in nodes if isinstance(node, ast.keyword)}
+        keywords = {node.arg for node in nodes_of_kind(tree, ast.keyword)}
         assert not keywords & {"fastmath", "parallel"}, path

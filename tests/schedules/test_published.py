@@ -26,7 +26,7 @@ from npusim.report.run_inputs import tiling_text
 from npusim.simulation.request import Request
 from npusim.studies.explore.space import SearchRequest, parse_field
 from npusim.studies.validate.measured_times import validate_times
-from tests.parsed import nodes_of
+from tests.parsed import nodes_of_kind, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -434,9 +434,9 @@ def test_the_names_of_published_kernels_stay_in_their_room() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.is_relative_to(ROOM):
             continue
-        nodes, name = nodes_of(path), path.relative_to(PACKAGE).as_posix()
-        texts = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-        froms = [n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").startswith(ROOM_MODULE)]
+        tree, name = tree_of(path), path.relative_to(PACKAGE).as_posix()
+        texts = {n.value for n in nodes_of_kind(tree, ast.Constant) if isinstance(n.value, str)}
+        froms = [n for n in nodes_of_kind(tree, ast.ImportFrom) if (n.module or "").startswith(ROOM_MODULE)]
         modules = {part for n in froms for part in (n.module or "").split(".")}
         modules |= {alias.name for n in froms for alias in n.names}
         named |= {name: frozenset(texts & known)} if texts & known else {}
