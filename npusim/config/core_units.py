@@ -465,6 +465,13 @@ class SharingSpec(IssueSpec):
         description="time from the end of a block of compiled rows to the first instruction of the next block in its "
         "place, in addition to the turnover's block_cycles; missing: none",
     )
+    warp_start_cycles: WholeQuantity | None = Field(
+        default=None,
+        description="time for which a sub-core issues nothing because a warp of compiled rows begins; missing: none",
+    )
+    row_issue_factor: Positive | None = Field(
+        default=None, description="issue slots of an instruction of compiled rows, on average; missing: 1"
+    )
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
     lookup_miss_cycles: WholeQuantity | None = Field(
         default=None,

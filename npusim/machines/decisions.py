@@ -122,12 +122,24 @@ Generation = Literal["mma", "wgmma"]
 Roles = Literal["alike", "copying", "alternating"]
 #: Operations that alternating warp groups do one after the other.
 Turns = Literal["exponentials", "products"]
-#: The event at which a kernel has a cost: the start or end of a block; an iteration, an iteration with registers in
-#: local memory or with data beyond L2, or a slice of a sum; an element that rows compute, an element that the end of a
-#: block computes, or an element of the scores; a multiply-add.
+#: The event at which a kernel has a cost: before a block's first load, the beginning of its warps, its start or its
+#: end; an iteration, one with registers in local memory or with data beyond L2, or a slice of a sum; an element
+#: that rows compute, an element that the end of a block computes, or an element of the scores; a multiply-add.
 Due = Literal[
-    "block", "end", "tile", "access", "local", "beyond", "slice", "element", "output", "score", "multiply_add"
-]  # fmt: skip
+    "begin",
+    "warps",
+    "block",
+    "end",
+    "tile",
+    "access",
+    "local",
+    "beyond",
+    "slice",
+    "element",
+    "output",
+    "score",
+    "multiply_add",
+]
 
 
 class Charge(NamedTuple):

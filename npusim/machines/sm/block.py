@@ -78,7 +78,7 @@ class ResidentBlock:
         self.queues = tuple(dict.fromkeys((*self.places.loaders.values(), *storers, *self.warps, *readers)))
         self.works = Works(frame, tiling, self.places) if tiling.has_groups else None
         is_coded = self.decided.code is not None or self.decided.state_loop is not None
-        has_turnover = is_coded and bool(self.decided.due("end"))
+        has_turnover = is_coded and bool(self.decided.due("begin"))
         #: The block's place on its core, for each queue of loads: a compiled block loads nothing before it begins.
         self.begun = {
             loader: core.allocator.ring(
@@ -121,7 +121,11 @@ class ResidentBlock:
         """Yield one block in program order."""
         frame, turns, works = self.frame, self.turns, self.works
         for loader, ring in self.begun.items():
-            yield TileOp("begin", loader, WARPS, (), (ring.fill(*SIGNAL),), works.usual if works else None)
+            yield TileOp(
+                "begin", loader, WARPS, (), (ring.fill(*SIGNAL),), works.begin(len(self.begun)) if works else None
+            )
+        if works and self.decided.due("warps"):
+            yield from (TileOp("warps", warps, WARPS, (), (), works.usual.paying("warps")) for warps in self.warps)
         for n in self.places.held:
             yield self._load(n, block, WHOLE)
         start, finish = self._start(block), self._finish(block)

@@ -354,9 +354,10 @@ def with_code(
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
     if not body or any(s.is_product for s in phase.stages):
         return tiling
+    warps = tiling.decided.warps * tiling.decided.groups
     if phase.loop_axis:
         if (state := _state_loop(body, phase, tiling.decided)) is not None:
-            ends = _ends(device, returned, phase) if counts_turnover(device) else ()
+            ends = _turnover(device, returned, phase, warps) if counts_turnover(device) else ()
             charges = (*tiling.decided.charges, *ends)
             decided = tiling.decided._replace(loaded_tiles=1, state_loop=state, charges=charges)
             return replace(tiling, decided=decided, has_own_rows=True)
@@ -366,24 +367,28 @@ def with_code(
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
     unrolled = unrolled_rows(body, phase, tiling.decided) if is_persistent else 1
-    work = code_work(body, _core_of(device, tiling.decided.warps * tiling.decided.groups), unrolled)
+    work = code_work(body, _core_of(device, warps), unrolled)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
-        code=work, loaded_tiles=loaded, charges=_ends(device, returned, phase) if has_turnover else ()
+        code=work, loaded_tiles=loaded, charges=_turnover(device, returned, phase, warps) if has_turnover else ()
     )
     return replace(tiling, decided=decided)
 
 
-def _ends(device: DeviceSpec, returned: int, phase: Phase) -> tuple[Charge, ...]:
-    """Return the cost of a block's end, after which another one begins in its place (``returned``: see `with_code`)."""
-    of_each = 1 + returned / max(len(phase.cells), device.group_count.value)
-    end = Charge(f"{RETIRE}.block_cycles", of_each, due="end")
-    if warp_issue(device).sharing.turnover_cycles is None:
-        return (end,)
-    return end, Charge(f"{WARPS}.sharing.turnover_cycles", due="end")
+def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int) -> tuple[Charge, ...]:
+    """Return the costs of a block's beginning, of which a multiprocessor has one at a time, of the beginning of its
+    ``warps``, and of its end (``returned``: see `with_code`).
+    """
+    issue, of_each = warp_issue(device), 1 + returned / max(len(phase.cells), device.group_count.value)
+    charges = [Charge(f"{RETIRE}.block_cycles", of_each, due="begin")]
+    if issue.sharing.warp_start_cycles is not None:
+        charges.append(Charge(f"{WARPS}.sharing.warp_start_cycles", warps / issue.subcores_count.value, due="warps"))
+    if issue.sharing.turnover_cycles is not None:
+        charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
+    return tuple(charges)
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:

@@ -158,6 +158,8 @@ class GroupModel:
             share = self._arithmetic(steps, work, charges, tally)
         elif SPILL in tally.pipes:
             share = self._spilled(tally)
+        elif "warps" in work.pays:  # a sub-core issues nothing while a warp begins
+            share, tally.cycles = shared(ceil(tally.cycles), issue=tally.cycles), 0.0
         else:
             share = self._control(work, charges, tally)
         drain = self.tensor.wgmma.drain_cycles.value if self.tensor.wgmma is not None else 0
@@ -445,7 +447,8 @@ class GroupModel:
             taken = code.local * LANE_BYTES * WARP_LANES * in_all / (local.value * self.rates[SPILL])
             memory, lone = memory + taken, lone + taken
         tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
-        issued, compare = code.issued * warps, narrow * warps
+        slots = warps if self.sharing.row_issue_factor is None else warps * self.sharing.row_issue_factor.value
+        issued, compare = code.issued * slots, narrow * slots
         tally.pipes |= self._by_pipe(issued, compare) | {MUFU: special * warps, LSU: memory}
         return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)
 

@@ -151,6 +151,11 @@ class Works:
         """Return the work of a block's first operation, in the layout of a stage."""
         return (self.usual if self.decided.code else self._rows(s)).paying("block")
 
+    def begin(self, loaders: int) -> GroupWork:
+        """Return the work of one of a block's queues of loads before its first load: its share of the block's costs."""
+        charges = tuple(c._replace(times=c.times / loaders) if c.due == "begin" else c for c in self.decided.charges)
+        return self.usual._replace(decided=self.decided._replace(charges=charges), pays=("begin",))
+
     def iteration(self, copies: int = 0) -> GroupWork:
         """Return the work at an iteration's end; ``copies``: number of copies of a later tile that each
         thread issues.
