@@ -127,7 +127,10 @@ def ssd(problem: KernelProblem, tiling: GatedFields, p: StatePrecision, _machine
         return kernel.phase(called, cells, spans, results, values=values, p=p, arithmetic=p.arithmetic, **bound)
 
     added = {"k": k, "v": v, "g": gd, "end": end}
-    read = {"q": q, "k": k, "v": v, "h": h, "below": below, "g": g, "gt": gd, "x": v, "skip": by_head}
+    # one name of each tensor for each kernel that reads it: a later one finds another share of it in L2
+    of_outputs = {n: t.under(f"{n}_outputs") for n, t in {"k": k, "v": v, "g": g, "gt": gd}.items()}
+    of_outputs["x"] = of_outputs["v"]
+    read = {"q": q, "h": h, "below": below, "skip": by_head, **of_outputs}
     phases = [
         decay_sums(stepped, of, tiling.block_sums, [g, gd], dt=dt, by=by),
         phase(chunk_states, "chunk states", of.blocks(is_walked=True), [s], **added),

@@ -131,6 +131,22 @@ def test_a_kernel_finds_its_own_share_of_k_in_l2(
     assert us == pytest.approx(measured, rel=0.06)
 
 
+@pytest.mark.parametrize("name", ["retention", "gla", "ssd", "gated_delta"])
+def test_each_kernel_has_its_own_names_of_the_tensors_that_another_one_reads(name: str) -> None:
+    """Shares of L2 are those of a name: with averages, kernels of outputs find too little of K and V there."""
+    device = load_device("h100")
+    declared = find_schedule(name, device.family)
+    tiling = build_tiling(declared.tiling, {"chunk": "64"})
+    program = declared.program(KernelProblem.of({"tokens": 256, "heads": 2}), tiling, device, declared.precision())
+    large = {n for n, t in program.tensors.items() if min(t.rows, t.cols) > 1}
+    reads = [
+        {t.region.tensor.name for t in p.footprint(p.blocks[:1]) if not t.is_write} & large for p in program.phases
+    ]
+    assert sum(map(len, reads)) == len(set().union(*reads))
+    shares = [{program.tensors[n].place for n in names} for names in reads]
+    assert sum(map(len, shares)) > len(set().union(*shares))  # kernels do read the same tensors
+
+
 def test_ptos_kernels_are_refused_where_vector_units_work_on_registers() -> None:
     with pytest.raises(TilingError, match="kernel=pto_chunks: this kernel is for vector units that read and write UB"):
         npusim.run("gated_delta", hw="ascend_950", problem=PROBLEM, tiling={"kernel": "pto_chunks"}, numerics=False)

@@ -306,7 +306,9 @@ def chunked(
     before = (evenly_decayed if is_even else states).phase(
         "states", of.panels(), of.spans() | {"key": of.high}, [h], values=known, **fed, **more
     )
-    read: dict[str, Any] = {**{n: t[n] for n in ("q", "k", "v", "decay")}, "out": t.get("out"), "h": h}
+    # one name of K and of V for each kernel: the later one finds another share of them in L2
+    of_outputs = {n: t[n].under(f"{n}_outputs") for n in "kv"}
+    read: dict[str, Any] = {"q": t["q"], **of_outputs, "decay": t["decay"], "out": t.get("out"), "h": h}
     known = {n: f for n, f in values.items() if n in ("decay", "out")}
     return [before, outputs.phase("outputs", of.blocks(), of.spans(), [t["o"]], values=known, **read, **more)]
 
