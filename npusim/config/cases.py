@@ -132,7 +132,7 @@ _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
-    """Sizes of a run for the whole layer that `npusim.run` accepts in addition to a workload's name."""
+    """Sizes that `npusim.run` accepts in addition to a workload's name; they are those of the whole layer."""
 
     seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
@@ -202,8 +202,8 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         others = type(self).model_fields.keys() - {"name", *OF_NAMED} if self.kind == "named" else {"seq", "phase"}
         wrong = [name for name, value in self if value is not None and name in others]
         if wrong:
-            known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
-            raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
+            known = f"; allowed with a workload's name: {', '.join(OF_NAMED)}" if self.kind == "named" else ""
+            raise fault_at(wrong[0], f"a workload of kind {self.kind} cannot have this size here{known}")
         return self
 
     def of_name(self) -> dict[str, object]:
@@ -329,7 +329,7 @@ class _Options(SpecModel):
 
 
 class Baseline(_Options):
-    """Options that are different in the run with which a speedup is compared."""
+    """The options by which the baseline of a speedup differs from the case."""
 
     device: Text | None = None
     schedule: Text | None = None
@@ -415,7 +415,7 @@ def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, objec
 
 
 class KernelRule(_Options):
-    """Properties that a profile does not state, of the launches whose kernel's name matches a pattern."""
+    """What a profile does not state about the launches whose kernel name matches a pattern."""
 
     kernel: Text = Field(description="a regular expression; its named groups are sizes, or fields of the tiling")
     device: Text | None = Field(default=None, description="absent: the file's")
@@ -529,7 +529,7 @@ class Candidate(SpecModel):
 
 
 class ExpectedChoice(SpecModel):
-    """The best point of one candidate; ``cycles`` of every point of its space, in grid order."""
+    """The best point of one candidate; ``cycles`` has the cycles of every point of its space, in grid order."""
 
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")

@@ -231,8 +231,9 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     """Return, for each phase, the rows of the output that need a block of the phase: the block's rows, all rows of the
     heads that share its KV head, or no rows.
 
-    All rows need data that one phase reads, or another phase writes, along an axis other than its rows.  They also need
-    everything that such a phase reads. No row needs a phase after the one that writes the output.
+    If a phase reads data along an axis other than its rows, or if another phase writes them along such an axis, all
+    rows need these data. They also need everything that such a phase reads. No row needs a phase after the one that
+    writes the output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()

@@ -156,7 +156,7 @@ def ulp_words(ulp: int) -> str:
 def _of_other(error: ErrorSummary | None) -> str:
     """Return the errors of a result other than the output."""
     return (
-        "no error: the run computes none of it (--rows all), or other kernels add to it"
+        "no error: the run computes no part of this output (use --rows all), or other kernels add to it"
         if error is None
         else _error(error)
     )

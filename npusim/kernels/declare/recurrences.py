@@ -162,7 +162,8 @@ def gated_outputs(
     p: StatePrecision,
     as_pto: bool = False,
 ) -> Value:
-    """Return a chunk's results as `outputs`, with decays from their sums: ``g`` of queries, ``gt`` of keys.
+    """Return a chunk's results as `outputs` does, with decays computed from their sums: ``g`` for queries, ``gt`` for
+    keys.
 
     ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows come before products whose
     results they do not need.

@@ -234,7 +234,8 @@ class _Sequencer:
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
                 second.line,
-                f"a loop with flags between cores has other bounds than the loop in line {first.line.number}",
+                "a loop with flags between cores has different bounds from those of the loop in line "
+                f"{first.line.number}",
             )
         renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
         for core in ("C", "V"):

@@ -100,7 +100,7 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
     return rows[[first[key] for key in ordered]], np.array([number[key] for key in keys], np.int64)
 
 
-#: Most rows that one row is compared with, to find another one that has its integers.
+#: Largest number of rows with which one row is compared to find another row with the same integers.
 _MOST_COMPARED = 16
 
 
@@ -128,8 +128,8 @@ def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
 
 
 def alike_programs(*values: Listed | Condition | Affine | Booleans | None) -> tuple[Integers, Integers] | None:
-    """Return programs in which some integers are those of all programs, and for each program which of these stands for
-    it; None where all programs differ, or none does.
+    """Return programs that represent all programs with the same integers, and for each program the one that represents
+    it; None if all programs differ, or none.
     """
     parts, waiting = list[Any](), list[Any](values)
     while waiting:
@@ -382,8 +382,8 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
 
 
 def compared_as_stairs(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> Condition | None:
-    """Return a comparison of a list along one axis of a block with integers along the other axis as one of linear
-    integers, for a list whose entries rise by one every few elements (``rows // 4``); None for others.
+    """Return the comparison of a list along one axis of a block with integers along the other axis, as a comparison of
+    linear integers, if the list's entries rise by one every few elements (``rows // 4``); None for other lists.
 
     ``x // c >= d`` where ``x >= c d``, so that no element is computed.
     """
@@ -427,8 +427,8 @@ def _stairs(values: Integers) -> tuple[int, Integers] | None:
 
 
 def as_condition(op: Op, mask: ListedMask, is_read: Booleans) -> Condition | None:
-    """Return a mask by a table that keeps the first elements along one axis of a block, in each program, as a
-    comparison of the elements' places; None for another mask.
+    """Return, as a comparison of the elements' places, a mask by a table that keeps, in each program, the first
+    elements along one axis of a block; None for another mask.
     """
     axis = _axis(mask)
     if axis is None or mask.at.of or (mask.beyond is None and any(x is not None for x in mask.at.limits())):

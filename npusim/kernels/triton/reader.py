@@ -752,7 +752,7 @@ class Reader(WholeLanes):
     def _is_last(self, op: Op) -> bool:
         """Return whether no operation with an effect follows an operation of the kernel."""
         operations = self.function.operations
-        if op not in operations:  # an iteration of a loop of blocks is a program of its own
+        if op not in operations:  # each iteration of a loop of blocks is a separate program
             loop = next((o for o in operations if o is self._block_loop and op in o.body), None)
             if loop is None or not self._is_last(loop):
                 return False
@@ -1064,7 +1064,7 @@ class Reader(WholeLanes):
             moved = within(op, replace(moved, base=moved.base + by))
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
-        if isinstance(x, Floats) and x.text in self.states:  # the state continues that of the loop before
+        if isinstance(x, Floats) and x.text in self.states:  # the state continues the state of the previous loop
             if x.text in {known.text for known in self.walks[-1].entered.values()}:
                 why = f"and another value of the loop both begin with what the loop before leaves in {x.text}"
                 raise op.fail(f"{plain_name(inner)} {why}, which is not supported; carry both through both loops")

@@ -54,7 +54,7 @@ class VectorCore:
 
 @record
 class RowSlice:
-    """``rows`` rows of a tile, from ``row`` on; they begin at ``at`` among the ``share`` rows of their vector core.
+    """``rows`` rows of a tile, from ``row`` on; they begin at row ``at`` of the ``share`` rows of their vector core.
 
     Whether the rows are the first and the last of that share.
     """

@@ -323,8 +323,8 @@ class GemmFields(Tiling):
 
 
 class RowsFields(Tiling):
-    """Number of elements that a vector core processes at a time; number of slots, or pieces of rows, if UB does not
-    hold two such parts.
+    """Number of elements that a vector core processes at a time; number of slots, or number of pieces of a row, if UB
+    does not hold two such parts.
     """
 
     elements: int = Field(

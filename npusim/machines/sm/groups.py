@@ -227,8 +227,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
 
 
 def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
-    """Return the fields with the number of stages that remain for operands at places that the loop loads, and whether
-    the loads of operands wait for these places.
+    """Return the fields with the number of stages that remain for operands whose places the loop loads, and whether the
+    loads of these operands wait for their places.
 
     Triton gives each level of loads an equal part of the stages beyond the first, and loads the places without a
     pipeline if no stage remains for them (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3

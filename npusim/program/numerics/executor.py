@@ -286,7 +286,8 @@ def changed_attributes(
 ) -> dict[str, dict[Attributes, Attributes]]:
     """Return, by name, which attributes of steps differ in other programs' ``blocks`` by phase.
 
-    A program is absent if more than attributes differs, or if equal attributes become different.
+    A program is absent if it differs in more than attributes, or if attributes that are equal in the program differ in
+    it.
     """
     found: dict[str, dict[Attributes, Attributes]] = {
         name: {}

@@ -144,7 +144,9 @@ class MeanField:
         return self._errors[position]
 
     def result(self, classes: Classes) -> TimingResult:
-        """Run every phase of these core groups' blocks, the whole before any part, and return the times."""
+        """Run every phase of these core groups' blocks, and return the times; the whole program must run before any
+        part of it.
+        """
         classes = classes.one_by_one()
         code, streams, groups = self.code, self.streams, len(classes.groups)
         (queues, endpoints), cycles, ends = self._widths, 0, []

@@ -258,7 +258,7 @@ class Search:
     # ---------------------------------------------------------------- tasks
 
     def job(self, indices: Sequence[int], families: Mapping[int, PointFamily] | None = None) -> Job:
-        """Return a job of these points, or of ``families``, each by its first point."""
+        """Return a job of these points, or of ``families``, each represented by its first point."""
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)

@@ -349,7 +349,7 @@ class SearchSpec(SearchRequest):
         return [{"schedule": name, **p} for name, axes in self.spaces.items() for p in combinations(axes)]
 
     def families(self, points: Sequence[Point], indices: Iterable[int], *, has_bits: bool = False) -> list[PointFamily]:
-        """Return points in the families that have one bound, in the order of their first points.
+        """Return the points, grouped into families that share one bound, in the order of the families' first points.
 
         ``has_bits``: their bits are equal too, unless fields that affect bits are chosen for each point. A point whose
         tile is chosen step by step is a family by itself, because another value may lead to other steps.

@@ -150,7 +150,7 @@ def comparison(
     plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
     if not base.problem.has_bits or "o" not in base.program.tensors:
-        raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
+        raise SpecError(f"diff: schedule {request.schedule} computes no output of attention to compare with")
     subject = subject_of(plan, base.program)
     given = read_output(output, subject, base.program.tensors["o"].fmt)
     rows, heads = given.asked(request.rows, request.heads)
