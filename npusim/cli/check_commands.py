@@ -426,7 +426,7 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
     ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "a batch as a server runs it"),
     (
         "npusim invariant flash_backward -t method=added",
-        "gradients (or a recurrence) with other batches and heads, and with more tokens",
+        "gradients (or a recurrence): batches, heads and numbers of tokens vary",
     ),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, as JSON for a script"),
     first="--vary --require --workload --seq-q --seq-kv --page --hw --json",

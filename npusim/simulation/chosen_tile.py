@@ -194,7 +194,7 @@ def _fitted(
             return
         try:
             built = _named(plan, {**fields, **named})
-        except NpusimError:  # nor does it shrink with heavier values
+        except NpusimError:  # and heavier values do not shorten it
             if not number:
                 return
             continue

@@ -711,7 +711,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, x.narrow)
             return
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
-        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # a factor of a product: P for p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
         pad = x.pad if x.pad is None or math.isnan(x.pad) or fmt not in FORMATS else _rounded(x.pad, fmt)
         text = f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})"

@@ -477,7 +477,7 @@ class Draft:
         is_visited = np.arange(walk.most)[None] < walk.counts
         for load in known:
             at = [self.root(a) for a in load.axes].index(self.root(axis))
-            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
+            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # the second of two loops
             if np.any((left > most) & is_visited):
                 return True
         return False if known else None

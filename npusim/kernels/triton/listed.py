@@ -112,7 +112,7 @@ def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
     kinds, of_each = unlike_rows(rows)
     if known.all():
         return kinds, of_each
-    seen = np.zeros(kinds.shape, bool)  # of equal rows: what any of them has
+    seen = np.zeros(kinds.shape, bool)  # values that any of several equal rows has
     np.logical_or.at(seen, of_each, known)
     within, kept = np.arange(len(kinds)), dict[int, list[int]]()
     for i in np.argsort(-seen.sum(1), kind="stable").tolist():

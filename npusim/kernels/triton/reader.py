@@ -427,7 +427,7 @@ class Reader(WholeLanes):
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
             roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
             is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
-            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # of other tensors, element by element
+            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # other tensors, read element by element
                 for a, b in zip(first.axes, x.axes, strict=True):
                     self._join(a, b)
 
@@ -679,7 +679,7 @@ class Reader(WholeLanes):
     def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
         """Refuse an element that is stored after a loop if it is in none of the tiles that the loop stores."""
         ((_, d),), rules = self._condition(op, equal).of, self._condition(op, mask)
-        lane = -d.base * d.steps[0]  # of neighbours along one axis, in either direction
+        lane = -d.base * d.steps[0]  # neighbours along one axis, in either direction
         met = (lane >= 0) & (lane < d.shape[0]) & self.is_read(d.base.shape[1])
         for relation, bound in rules.of:
             met = met & RELATIONS[relation](bound.base + bound.steps[0] * lane, 0)
@@ -853,7 +853,7 @@ class Reader(WholeLanes):
         new = self._new_states(op, names, ends)
         if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
             self._walk, self._taken, self.states = None, self._taken | taken, earlier
-            self.walks.pop()  # no program changes anything in it
+            self.walks.pop()  # no program changes a value in this loop
             self.values |= zip(op.results, map(self.values.__getitem__, starts), strict=True)
             return
         if new:

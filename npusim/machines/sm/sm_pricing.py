@@ -50,7 +50,8 @@ class SmPricing(Transfers):
         (step,) = op.steps
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
         if step.attributes.lookups and isinstance(source := step.srcs[0], GlobalTile):
-            # A table gives the number of each row. It is read before the rows, and misses L2 as often as they do.
+            # A table gives the number of each row. The table is read before the rows and misses L2 as often as they
+            # do.
             shared = self.sharing.lookup_miss_cycles if source.tensor.heads > 1 else None
             missed = shared or self.device.memory.l2.miss_extra_latency_cycles
             beyond = self._miss_share(source.tensor.name) * missed.value

@@ -241,7 +241,7 @@ class _Facts:
         for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
             known += latest[len(latest) - (end - first) :]
         learn, renamed = _transposed(known, agents + len(operations)), self.places.renamed(node)
-        # A fact is propagated as long as some queue may conflict with it.
+        # A fact is propagated for as long as some queue may conflict with it.
         own = [
             (renamed[n], learn[agents + at], at) for n, at in replaced.items() if self._dangers[n] & ~learn[agents + at]
         ]

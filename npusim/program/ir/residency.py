@@ -43,10 +43,10 @@ Key = tuple[str, int, int, int, int, int]
 #: first order, where x is the excess over the first share; no line stays if the excess is half of that share.
 STAYING = 0.885, 1.3275
 #: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
-#: two passes (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB
-#: in 2 to 16 resident blocks; without any one tile of them .65 to .70; the error of the tile that is left out is 5.5 %
-#: on average, and 25 % for one with two resident blocks of 16 KiB; single loops give .2 to .9; with random places of
-#: evicted lines, .35 and .66 would be lost if .66 and 1.32 of L2 pass).
+#: two passes. It is fitted on the 48 two-pass loops of reports/silicon/passes.json (in place and not, rows of 16 to 256
+#: KiB in 2 to 16 resident blocks). Without any one tile of them the fit gives .65 to .70; the error of the tile that is
+#: left out is 5.5 % on average, and 25 % for one with two resident blocks of 16 KiB. Single loops give .2 to .9. If
+#: evicted lines were at random places, .35 and .66 would be lost when .66 and 1.32 of L2 pass.
 LOST = 0.67
 
 

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 #: Number of nearest single changes that are tried in pairs with all others, and the number of equal outputs by which
 #: they must exceed chance, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
-#: Smallest share of the differing outputs that a change must make equal to be named as the nearest: by chance, a change
-#: that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes a few more.
+#: A change is named as the nearest only if it makes at least this share of the differing outputs equal. By chance, a
+#: change that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes makes
+#: a few more equal.
 CLOSES = 0.5
 #: Tried formats of an intermediate, scales of an FP8 P, keys of a tile, and splits.
 FORMATS = ("float32", "float16", "bfloat16")
