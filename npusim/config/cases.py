@@ -475,7 +475,7 @@ class UnitCycles(SpecModel):
 class ExpectedCycles(SpecModel):
     """The accepted result of a case in whole cycles, compared exactly."""
 
-    device_digest: Text = Field(description="hash of the device file's content at that time")
+    device_digest: Text = Field(description="hash of the device file's content when this result was accepted")
     cycles: NonNegativeInt = Field(description="cycles of the cores, without launches")
     busy_cycles: dict[str, NonNegativeInt] = Field(description="busy cycles by pipe, over all core groups")
     units: dict[str, UnitCycles] = Field(default_factory=dict, description="units of the core group that ends last")
@@ -511,7 +511,9 @@ class BaselineFile(Case):
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
-    expect: ExpectedCycles | None = Field(default=None, description="absent: written by `npusim check --update`")
+    expect: ExpectedCycles | None = Field(
+        default=None, description="accepted result; if absent, `npusim check --update` writes it"
+    )
 
 
 class Candidate(SpecModel):
@@ -546,7 +548,7 @@ class ExpectedChoice(SpecModel):
 class ExpectedDecision(SpecModel):
     """The accepted winner of a space."""
 
-    device_digest: Text = Field(description="hash of the device file's content at that time")
+    device_digest: Text = Field(description="hash of the device file's content when this result was accepted")
     winner: Text = Field(description="the candidate with the fastest best point")
     margin: StrictFloat | None = Field(
         default=None, description=("time of the next candidate's best point divided by the winner's time, minus 1")
@@ -561,7 +563,9 @@ class DecisionFile(Case):
     schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="schema of this file")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     numerics: StrictBool = Field(default=True, description="whether the outputs of the best points are checked")
-    expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")
+    expect: ExpectedDecision | None = Field(
+        default=None, description="accepted result; if absent, `npusim check --update` writes it"
+    )
 
 
 def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:

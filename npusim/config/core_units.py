@@ -214,7 +214,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Bytes of the widest format; a block has an integer number of elements of every format.
+#: Number of bytes of the widest format; a block has an integer number of elements of every format.
 WIDEST_BYTES = 8
 
 

@@ -60,7 +60,7 @@ class PartsSpec(SpecModel):
     line is read later.
     """
 
-    line_bytes: PositiveWhole = Field(description="smaller pieces are parts of lines")
+    line_bytes: PositiveWhole = Field(description="bytes of a line; a read of fewer bytes is a part of a line")
     read_factor: Positive = Field(
         description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
     )

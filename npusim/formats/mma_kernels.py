@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Exponent of zero operands: the sum of two such exponents, or of one and any other exponent, is below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
 NO_PRODUCT = -500
-#: Columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
+#: Number of columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
 COLUMNS = 256
 
 

@@ -203,7 +203,7 @@ def check() -> None:
 
 # ---------------------------------------------------------------- arrays by address
 
-#: Bits of an address and of a length.
+#: Number of bits of an address and of a length.
 WORD_BITS = 64
 WORD = ir.IntType(WORD_BITS)
 

@@ -405,11 +405,11 @@ SIZES: Mapping[str, float] = MappingProxyType(
 )
 
 
-#: Elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
+#: Number of elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 
-#: Elements of dO, and of O, of a block that sums their products.
+#: Number of elements of dO, and the same number of O, in a block that sums the products of the two.
 DELTA_ELEMENTS = 8192
 
 

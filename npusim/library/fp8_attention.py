@@ -76,8 +76,8 @@ def fp8(
 FP8 = (E4M3, "float8_e5m2")
 
 
-#: Elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in addition to
-#: P.
+#: Number of elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in
+#: addition to P.
 SLICE = 4096
 
 

@@ -24,7 +24,7 @@ from npusim.units import chunks
 WIDE = "float32"
 
 
-#: Rows that are added up by one product, for a mean.
+#: Number of rows that are added up by one product, for a mean.
 SUMMED = 256
 
 

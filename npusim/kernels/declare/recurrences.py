@@ -320,12 +320,13 @@ STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tok
 GATE_DIVISOR = 16
 
 
-#: Elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but not for
-#: more.
+#: Number of elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but
+#: not for more.
 STATE_SLICE = 4096
 
 
-#: Elements of a slice in the kernel that multiplies Q and K by the gates: it loads and stores seven tiles.
+#: Number of elements of a slice in the kernel that multiplies Q and K by the gates; this kernel loads and stores seven
+#: tiles.
 GATES_SLICE = 2048
 
 
@@ -337,7 +338,7 @@ class ChunkFields(Tiling):
         default=128,
         ge=16,
         multiple_of=16,
-        description="columns of the state of a block",
+        description="columns of the state that a block computes",
         json_schema_extra=on("gpu", 64),
     )
 
@@ -345,7 +346,7 @@ class ChunkFields(Tiling):
 class StateFields(ChunkFields):
     """Tiling fields of a kernel in which a block may have only some rows of the state, because it stores no factor."""
 
-    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
+    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state that a block computes")
 
 
 class GatedFields(ChunkFields):

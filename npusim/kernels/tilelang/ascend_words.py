@@ -376,7 +376,7 @@ class AscendWords:
         return -(-a // b)  # type: ignore[operator]
 
     def word_if_then_else(self, condition: object, a: object, b: object) -> object:
-        """A choice of two numbers."""
+        """Return one of two numbers, which the condition selects."""
         if not isinstance(condition, TracedCondition):
             return a if condition else b
         result = Applied("select", (condition.expression, self.number(a), self.number(b)))

@@ -206,7 +206,7 @@ DOWN_ROWS = "a reduction along axis 0 is not supported here"
 #: A number that hides a score to which it is added: it is so low that the weight becomes 0.
 LOW = -1e4
 #: Stand-ins for unknown numbers of a row: a result is known if two numbers for the first operand and two for the second
-#: one all give it.  On both sides they are beyond any other number of a maximum or minimum.
+#: one all give it.  Both pairs are beyond any other number in a maximum or minimum, on either side.
 _STAND_INS = ((0.7e30, -3.1e30), (1.9e30, -0.4e30))
 #: Operands with which the result of an operation is the other operand.
 _UNITS: Mapping[str, float] = MappingProxyType(

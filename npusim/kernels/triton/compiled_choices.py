@@ -278,8 +278,8 @@ def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
             yield match[1], first, rest, place
 
 
-# LLVM joins equal operations of one line to vectors, which have the place of the first operation.  The loads from which
-# its factors come then identify the product of an instruction.
+# LLVM joins equal operations of one line to vectors, which have the place of the first operation.  The product
+# of an instruction is then identified by the loads from which its factors come.
 
 _DEFINED = re.compile(r'^\s*(%\w+) = "?([\w.]+)"?\(?(.*)$')
 _VALUE = re.compile(r"%\w+")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Largest number of entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
-#: Bits of integers that are read without their sign.
+#: Number of bits of integers that are read without their sign.
 BYTE = 8
 #: For each relation the one that is true of two numbers in the other order.
 _TURNED: Mapping[str, str] = MappingProxyType({"slt": "sgt", "sgt": "slt", "sle": "sge", "sge": "sle"})
@@ -56,9 +56,9 @@ def table_of(
 ) -> Listed:
     """Return integers by their elements, (program, iteration, *axes), as a table; equal programs share its entries.
 
-    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: the groups of programs
-    that share entries, by their integers; by default programs with equal integers.  Raises `ProgramError` for a block
-    along two axes, or for too many entries.
+    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of`` returns the groups of
+    programs that share entries, from the integers; by default these are the programs with equal integers.  Raises
+    `ProgramError` for a block along two axes, or for too many entries.
     """
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)

@@ -232,12 +232,12 @@ class _KernelWriter:
         number = "block" if self._has_tasks else "cid"
         every = {symbol: [int(v) for v in values] for symbol, values in self.symbols.items()}
         texts = {symbol: mixed_radix(values, number) for symbol, values in every.items()}
-        # the blocks are equal except for coordinates, so that their order changes neither values nor the time
+        # the blocks differ only in their coordinates, so that their order changes neither values nor the time
         if None in texts.values():
             order = sorted(range(count), key=lambda i: [values[i] for values in every.values()])
             texts = {symbol: mixed_radix([values[i] for i in order], number) for symbol, values in every.items()}
             self.notes.append(
-                "The blocks are alike except for their coordinates; core groups run them in the order of these."
+                "The blocks differ only in their coordinates; core groups run them in the order of the coordinates."
             )
         if None in texts.values():
             odd = next(symbol.name for symbol, text in texts.items() if text is None)

@@ -66,7 +66,7 @@ MOST_RESULTS = 4
 HEXADECIMAL = 16
 #: Number of simulated rounds of a loop, and number of the first rounds, in which scoreboards and products settle.
 ROUNDS, SETTLING = 5, 2
-#: Bytes that a lane of a warp reads or writes for each matrix of LDSM and STSM (PTX ISA, ldmatrix).
+#: Number of bytes that a lane of a warp reads or writes for each matrix of LDSM and STSM (PTX ISA, ldmatrix).
 LANE_MATRIX_BYTES = 4
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 EngineType = TypeVar("EngineType")
 
 SM = "sm"
-#: ``FUSED``: element-wise operations process their tile fragment by fragment; their values are in a few registers (the
-#: overhead of the device file), not in tiles.
+#: ``FUSED``: element-wise operations process their tile fragment by fragment; their values need no tile, only a few
+#: registers (those that the device file states as overhead).
 RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.

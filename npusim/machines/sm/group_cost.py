@@ -59,12 +59,12 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
 #: group uses of its operands.
 MATRIX_BYTES = 32
-#: Columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers compute
-#: the operand's rows during a product for which warps wait separately.
+#: Number of columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers
+#: compute the operand's rows during a product for which warps wait separately.
 GAP_COLUMNS = 16
-#: Bytes that a lane copies or loads at once.
+#: Number of bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
-#: Bytes of a lane's spilled register.
+#: Number of bytes of a lane's spilled register.
 LANE_BYTES = 4
 #: Number of accesses to shared memory of a reduction across warps, and number of its steps for the rows of a lane
 #: (hopper.md sections 2, 3).

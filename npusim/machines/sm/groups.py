@@ -67,7 +67,7 @@ LEVELS = 2
 #: Largest number of registers of a lane, relative to the number that it can address; a tile that needs more is refused,
 #: because no measured tile does.
 MOST_REGISTERS = 8
-#: Registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
+#: Number of registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
 UNNAMED_REGISTERS = 64
 #: Number of registers that an iteration stores to local memory and loads again, divided by the number of spilled
 #: registers, if no compiler was run: the median of the compiled kernels (hwconfigs/sm_90_registers.csv).

@@ -546,7 +546,7 @@ HeadSource = Callable[[str, int, int], Array]
 POISON = 0xFF
 
 
-#: Rows of a result up to which all start as NaN at once.
+#: Number of rows of a result up to which all start as NaN at once.
 EAGER_ROWS = 64
 #: A tile in memory: space, first byte, rows, columns, columns from row to row, format.
 ViewKey = tuple[str, int, int, int, int, str]

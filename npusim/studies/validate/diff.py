@@ -162,7 +162,7 @@ def comparison(
 
 @dataclass
 class HeldOutput:
-    """A kernel's output, and the prediction for comparison; ``request`` names the tile of the run ``base``.
+    """A kernel's output, and the prediction that it is compared with; ``request`` states the tile of the run ``base``.
 
     ``declared``: the tile of the schedule before any field was chosen.
     """
