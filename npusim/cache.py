@@ -46,7 +46,7 @@ def package_stamp() -> tuple[tuple[str, int, int], ...]:
 
 
 def is_loaded_code() -> bool:
-    """Return whether `package_stamp` describes files that are as old as this process's first import of npusim.
+    """Return whether the files that `package_stamp` describes are unchanged since this process first imported npusim.
 
     A file that changed between that import and the stamp has a new state in the stamp, and its old code in the process.
     """

@@ -152,7 +152,7 @@ def _init(cls: type) -> Any:
         slot = getattr(cls, name, None)
         if not cls.__dict__["__dataclass_params__"].frozen:
             lines.append(f"self.{name} = {value}")
-        elif type(slot) is MemberDescriptorType:  # faster than by its name
+        elif type(slot) is MemberDescriptorType:  # setting a slot directly is faster than by its name
             names[f"__dataclass_set_{name}"] = slot.__set__
             lines.append(f"__dataclass_set_{name}(self, {value})")
         else:

@@ -227,7 +227,7 @@ def test_a_tile_that_is_chosen_for_each_call_has_a_row_and_fails_what_is_require
     choice = found["aspects"]["choice"]
     assert (choice["verdict"], choice["cost_us"] > 0) == ("changes", True)
     fields = choice["guarantee"].replace(" ", ",")
-    assert f"npusim chooses other fields for batch=8: name them, -t {fields}" in text
+    assert f"npusim chooses other fields for batch=8; -t {fields} fixes them" in text
 
     same: dict[str, Any] = {"workload": "qwen2_7b", "seq_q": 1, "seq_kv": 2048, "rows": "0", "heads": "all"}
     fixed = dict(field.split("=") for field in fields.split(","))

@@ -114,7 +114,10 @@ def check(
         refuse(of_baselines, f"{folder} is a program; these options are for a folder of baselines")
         given = str(folder), arguments or []
         if hw:
-            refuse({"--every": every or None}, "--hw prints a time, and --every is for the check")
+            refuse(
+                {"--every": every or None},
+                "--hw prints a time, but --every applies only to the check; remove one of them",
+            )
             show_time(*given, hw=hw, vector_barriers=vector_barriers, json=json)
         else:
             check_flags(*given, every=every, vector_barriers=vector_barriers, json=json)
@@ -423,7 +426,7 @@ def _decide(out: Path, judgement: "Judgement", schedule: str, *, is_json: bool) 
     ("npusim invariant split_kv --lengths 1k,7k,32k --page 64 --require batch,page", "a batch as a server runs it"),
     (
         "npusim invariant flash_backward -t method=added",
-        "gradients (or a recurrence) with other batches, heads and further tokens",
+        "gradients (or a recurrence): batches, heads and numbers of tokens vary",
     ),
     ("npusim invariant flash --seq 8192 --vary tile --json", "one aspect, as JSON for a script"),
     first="--vary --require --workload --seq-q --seq-kv --page --hw --json",
@@ -465,7 +468,7 @@ def invariant(
 
     required = o.names(require, "--require", ASPECTS) if require else ()
     varied = o.names(vary, "--vary", ASPECTS) if vary else ()
-    varied = (*varied, "choice") if varied and "choice" in required else varied  # the aspect has a row of its own
+    varied = (*varied, "choice") if varied and "choice" in required else varied  # the aspect has a separate row
     if varied and (missing := [name for name in required if name not in varied]):
         raise SpecError(f"--require {missing[0]}: it is not in --vary {','.join(varied)}")
     with progress(f"varying {short_name(request.schedule)}") as advance:
@@ -475,5 +478,5 @@ def invariant(
     if broken:
         others = ", ".join(dict.fromkeys(call for name in broken if (call := invariance.chosen_otherwise(name))))
         fixed = invariance["choice"].guarantee.replace(" ", ",") if others else ""
-        why = f"; npusim chooses other fields for {others}: name them, -t {fixed}" if others else ""
+        why = f"; npusim chooses other fields for {others}; -t {fixed} fixes them" if others else ""
         raise CheckFailedError(f"bits change with {', '.join(broken)}{why}")

@@ -206,8 +206,8 @@ def in_percent(
 ) -> Callable[[float], None]:
     """Return a function that receives the finished share, 0 to 1, and calls the function of `progress`.
 
-    ``go_on``: the function that `said_late` yields; it prints ``then`` while the share is 0, and ends when the share is
-    larger.
+    ``go_on``: the function that `said_late` yields; while the share is 0, it is called with ``then``; as soon as the
+    share is larger, the message ends.
     """
 
     def told(share: float) -> None:

@@ -31,7 +31,7 @@ def evaluate(
         str | None,
         o.option(
             "--reference KERNEL|FILE.py:FUNCTION",
-            "Right result: a kernel, or a function on float64 arrays.",
+            "The right result: a kernel, or a function on float64 arrays.",
             shown="packaged attention",
         ),
     ] = None,

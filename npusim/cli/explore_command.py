@@ -61,7 +61,7 @@ Out = Annotated[
     Path | None,
     o.option(
         "--out -o FILE",
-        "File of results (.sqlite), or a table (.csv) beside one; each point is written immediately.",
+        "File of results (.sqlite), or a table (.csv) with such a file next to it; each point is written immediately.",
         shown="in runs/, named after schedule, workload, keys, device and space",
     ),
 ]

@@ -26,7 +26,9 @@ def check_flags(program: str, arguments: list[str], *, every: str, vector_barrie
     path, _, name = program.partition(SIGN)
     given = Path(path), name, argument_values(arguments)
     if every:
-        refuse({"--vector-barriers": vector_barriers or None}, "--every proves the order of a vector pipe in order")
+        refuse(
+            {"--vector-barriers": vector_barriers or None}, "--every supports only a vector pipe that executes in order"
+        )
         length, _, step = every.partition("=")
         if step and not step.isdecimal():
             raise SpecError(f"--every {every}: write NAME or NAME=STEP, for example seq=128")

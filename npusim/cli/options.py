@@ -49,8 +49,8 @@ def option(
 ) -> Any:
     """Return an option of a verb; ``usage`` are its names and the placeholder of its value: ``--out -o DIR``.
 
-    ``shown`` is the default in the help text. If it is None, the text has no default for a flag, and the option's value
-    for other options.
+    ``shown`` is the default in the help text. If it is None, the help text of a flag states no default, and that of any
+    other option states the option's value.
     """
     names, metavar = names_and_metavar(usage)
     is_shown = bool(metavar) if shown is None else shown
@@ -203,9 +203,9 @@ def words(text: str) -> list[str]:
     try:
         listed = [launch[0], *shlex.split(text[launch.end() :])] if launch else shlex.split(text)
     except ValueError as error:
-        raise SpecError(f"{text}: not words of a command line: {error}") from None
+        raise SpecError(f"{text}: cannot be split into the words of a command line: {error}") from None
     if not listed:
-        raise SpecError("a run cannot be an empty word")
+        raise SpecError("a run is an empty text; write a schedule or a run")
     return listed
 
 

@@ -170,7 +170,7 @@ def _write_overlay(settled: "Settled", outputs: "Outputs", device: "DeviceSpec",
 
     keys = list(settled_keys(settled, device))
     if not keys:
-        say(f"the probes determine nothing of {device.name}: npusim writes no file")
+        say(f"the probes determine nothing about {device.name}, so that npusim writes no file")
         return
     for key, _, words in keys:
         if "another unit" in words:

@@ -132,7 +132,7 @@ _OF_CALL = MappingProxyType({n: _or_none(f) for n, f in CallFields.model_fields.
 
 
 class RunSizes(create_model("OfCall", __base__=SpecModel, **_OF_CALL), SpecModel):  # type: ignore[misc]
-    """Sizes of a run for the whole layer that `npusim.run` accepts in addition to a workload's name."""
+    """Sizes that `npusim.run` accepts in addition to a workload's name; they are those of the whole layer."""
 
     seq: Count | None = Field(default=None, description="queries and keys of a named workload")
     seq_q: Count | None = None
@@ -202,8 +202,8 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
         others = type(self).model_fields.keys() - {"name", *OF_NAMED} if self.kind == "named" else {"seq", "phase"}
         wrong = [name for name, value in self if value is not None and name in others]
         if wrong:
-            known = f"; its own are {', '.join(OF_NAMED)}" if self.kind == "named" else ""
-            raise fault_at(wrong[0], f"a {self.kind} workload has no such size here{known}")
+            known = f"; allowed with a workload's name: {', '.join(OF_NAMED)}" if self.kind == "named" else ""
+            raise fault_at(wrong[0], f"a workload of kind {self.kind} cannot have this size here{known}")
         return self
 
     def of_name(self) -> dict[str, object]:
@@ -329,7 +329,7 @@ class _Options(SpecModel):
 
 
 class Baseline(_Options):
-    """Options that are different in the run with which a speedup is compared."""
+    """The options by which the baseline of a speedup differs from the case."""
 
     device: Text | None = None
     schedule: Text | None = None
@@ -415,7 +415,7 @@ def measurements_text(file: str, source: str, cases: Sequence[Mapping[str, objec
 
 
 class KernelRule(_Options):
-    """Properties that a profile does not state, of the launches whose kernel's name matches a pattern."""
+    """What a profile does not state about the launches whose kernel name matches a pattern."""
 
     kernel: Text = Field(description="a regular expression; its named groups are sizes, or fields of the tiling")
     device: Text | None = Field(default=None, description="absent: the file's")
@@ -475,7 +475,7 @@ class UnitCycles(SpecModel):
 class ExpectedCycles(SpecModel):
     """The accepted result of a case in whole cycles, compared exactly."""
 
-    device_digest: Text = Field(description="hash of the device file's content at that time")
+    device_digest: Text = Field(description="hash of the device file's content when this result was accepted")
     cycles: NonNegativeInt = Field(description="cycles of the cores, without launches")
     busy_cycles: dict[str, NonNegativeInt] = Field(description="busy cycles by pipe, over all core groups")
     units: dict[str, UnitCycles] = Field(default_factory=dict, description="units of the core group that ends last")
@@ -511,7 +511,9 @@ class BaselineFile(Case):
     schedule: Text = Field(description="its name, or FILE.py:NAME, a path relative to this file")
     tiling: dict[str, TilingValue] = Field(default_factory=dict)
     precision: Text | None = None
-    expect: ExpectedCycles | None = Field(default=None, description="absent: written by `npusim check --update`")
+    expect: ExpectedCycles | None = Field(
+        default=None, description="accepted result; if absent, `npusim check --update` writes it"
+    )
 
 
 class Candidate(SpecModel):
@@ -529,7 +531,7 @@ class Candidate(SpecModel):
 
 
 class ExpectedChoice(SpecModel):
-    """The best point of one candidate; ``cycles`` of every point of its space, in grid order."""
+    """The best point of one candidate; ``cycles`` has the cycles of every point of its space, in grid order."""
 
     candidate: Text
     point: dict[str, TilingValue] | None = Field(description="null: no point fits")
@@ -546,7 +548,7 @@ class ExpectedChoice(SpecModel):
 class ExpectedDecision(SpecModel):
     """The accepted winner of a space."""
 
-    device_digest: Text = Field(description="hash of the device file's content at that time")
+    device_digest: Text = Field(description="hash of the device file's content when this result was accepted")
     winner: Text = Field(description="the candidate with the fastest best point")
     margin: StrictFloat | None = Field(
         default=None, description=("time of the next candidate's best point divided by the winner's time, minus 1")
@@ -561,7 +563,9 @@ class DecisionFile(Case):
     schema_id: Literal["npusim.decision/1"] = Field(alias="schema", description="schema of this file")
     candidates: tuple[Candidate, ...] = Field(min_length=1)
     numerics: StrictBool = Field(default=True, description="whether the outputs of the best points are checked")
-    expect: ExpectedDecision | None = Field(default=None, description="absent: written by `npusim check --update`")
+    expect: ExpectedDecision | None = Field(
+        default=None, description="accepted result; if absent, `npusim check --update` writes it"
+    )
 
 
 def load_case(path: Path, *, is_edited: bool = False) -> BaselineFile | DecisionFile:

@@ -214,7 +214,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Bytes of the widest format; a block has an integer number of elements of every format.
+#: Number of bytes of the widest format; a block has an integer number of elements of every format.
 WIDEST_BYTES = 8
 
 
@@ -237,7 +237,10 @@ class VectorEngine(_QueueSpec):
     row_sum: Choice[MemoryRowSum] = Field(description="name of the order in which the unit adds up a row")
     head_exposed: Choice[Literal["idle", "always"]] | None = Field(
         default=None,
-        description="instructions whose time includes a head: only those that start on an idle pipe; absent: all",
+        description=(
+            "which instructions cost the time of a head: those that start on an idle pipe (idle), or all "
+            "(always); absent: all"
+        ),
     )
     count_mode_cycles: Quantity | None = Field(
         default=None,
@@ -299,7 +302,9 @@ class RegisterVectorEngine(_QueueSpec):
     model: Literal["vector"]
     style: Literal["registers"]
     register_bytes: PositiveWhole
-    block_bytes: PositiveWhole = Field(description="bytes of one access to blocks of the buffer: a row of a fractal")
+    block_bytes: PositiveWhole = Field(
+        description=("size of a block of the buffer, which one access moves: a row of a fractal")
+    )
     row_sum: Choice[RegisterRowSum] = Field(
         description="name of the order in which the unit adds up a row, if neither kernel nor precision states one"
     )
@@ -391,8 +396,9 @@ class IssueSpec(SpecModel):
         description="share of the pipe of comparisons and conversions that running products use"
     )
     issue_product_factor: Quantity = Field(
-        description="additional time of a product for each issue slot in a cycle that arithmetic uses, as a share "
-        "of its time"
+        description=(
+            "additional time of a product, as a share of its time, for each issue slot per cycle that arithmetic uses"
+        )
     )
     warp_issue_cycles: Positive = Field(description="mean time from one instruction of a single warp to the next")
     special_factor: Positive = Field(
@@ -430,13 +436,15 @@ class SpecialisedSpec(IssueSpec):
 
 
 class LoopSpec(SpecModel):
-    """Costs that instructions of a compiled loop and products of other warps on the same core cause each other."""
+    """Costs of the mutual delays between the instructions of a compiled loop and the products of other warps on the
+    same core.
+    """
 
     issue_beside_cycles: Quantity = Field(
         description=("additional cycles until the next instruction while a product runs")
     )
     narrow_beside_cycles: Quantity = Field(
-        description="additional cycles until the next instruction of the pipe of half the width while a product runs"
+        description="additional cycles until the next instruction of the half-width pipe while a product runs"
     )
     special_beside_cycles: Quantity = Field(
         description="additional cycles until the next special function while a product runs"
@@ -571,7 +579,10 @@ class LibrarySpec(SpecModel):
     sum_cycles: Positive | None = Field(default=None, description="time of an element of a row that is summed up")
     combine_cycles: Positive | None = Field(
         default=None,
-        description="time of an element of O that is merged from splits, in addition to its parts (FlashAttention-2)",
+        description=(
+            "time of each element of O that a merge of splits computes, in addition to the time of its "
+            "parts (FlashAttention-2)"
+        ),
     )
     code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
@@ -654,8 +665,8 @@ class SyncProductSpec(SpecModel):
         return self
 
     def rate(self, operand: str, accumulator: str) -> tuple[str, float]:
-        """Return the pipe's cycles for an instruction whose operand and accumulator formats its key in the
-        file names.
+        """Return the pipe's cycles for an instruction; its key in the file names the formats of its operands and
+        accumulators.
         """
         if (cycles := self.format_cycles.get(name := f"{operand}_into_{accumulator}")) is None:
             return "pipe_cycles", float(self.pipe_cycles.value)

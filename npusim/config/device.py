@@ -56,9 +56,11 @@ class BufferSpec(SpecModel):
 
 
 class PartsSpec(SpecModel):
-    """Reads of parts of lines: a row continues beyond a tile's columns, and the rest of its last line is read later."""
+    """Reads of parts of lines, which occur where a row continues beyond a tile's columns: the rest of the row's last
+    line is read later.
+    """
 
-    line_bytes: PositiveWhole = Field(description="smaller pieces are parts of lines")
+    line_bytes: PositiveWhole = Field(description="bytes of a line; a read of fewer bytes is a part of a line")
     read_factor: Positive = Field(
         description="time of reads of parts of lines on a link to memory beyond L2, relative to the time of their bytes"
     )
@@ -87,11 +89,13 @@ FOLLOWED: frozenset[L2State] = frozenset({"steady", "repeated"})
 class StaysSpec(SpecModel):
     """The shares of inputs that successive launches on the same bytes find in L2 (``repeated``)."""
 
-    whole_factor: Positive = Field(description="share of the capacity up to which all inputs stay")
+    whole_factor: Positive = Field(
+        description=("size of the inputs, as a share of the capacity, up to which all of them stay in the cache")
+    )
     none_factor: Positive = Field(
         description=(
-            "share of the capacity above which no input stays; between the two shares, the part of the "
-            "inputs that stays falls linearly"
+            "size of the inputs, as a share of the capacity, above which none of them stays in the cache; between "
+            "the two sizes, the part that stays falls linearly"
         )
     )
 
@@ -137,7 +141,8 @@ class L2Spec(SpecModel):
     stays: StaysSpec | None = Field(
         default=None,
         description=(
-            "how much of their inputs launches on the same bytes find in the L2 cache; absent: 0.885 and 1.3275"
+            "share of its inputs that a launch finds in L2 if an earlier launch read the same bytes; absent: "
+            "0.885 and 1.3275"
         ),
     )
 
@@ -159,8 +164,8 @@ class MemorySpec(SpecModel):
 
 
 class CatchUpSpec(SpecModel):
-    """How a link recovers idle time: cores whose data arrived late issue their next requests while other
-    cores compute.
+    """How a link makes up for idle time: cores whose data arrived late issue their next requests while other cores
+    compute.
     """
 
     idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
@@ -590,7 +595,7 @@ class DeviceSpec(HardwareModel):
         return self._unchanged
 
     def changed_from(self, device: DeviceSpec) -> Self:
-        """Return this device, marked as ``device`` with changed numbers."""
+        """Return this device, marked as a version of ``device`` with changed numbers."""
         self._unchanged = device.unchanged or device
         return self
 

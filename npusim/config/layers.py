@@ -137,7 +137,9 @@ class ModelProblem(LayerProblem):
         return [before < after for before, after in pairwise(shares)]
 
     def layer_of(self, *, is_local: bool) -> Self:
-        """Return the model with the attention of its local layers, or of its other layers, in all layers."""
+        """Return the model with the same attention in all layers: that of its local layers, or that of its other
+        layers.
+        """
         assert not is_local or self.local is not None
         attention = self.local if is_local else None
         seen = {name: getattr(attention, name) for name in LOCAL} if attention else {}

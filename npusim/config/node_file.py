@@ -216,7 +216,7 @@ class CpuSpec(SpecModel):
     )
     dram_bytes_per_s: Positive = Field(description="bandwidth that all cores of all sockets reach together")
     dram_capacity_bytes: PositiveWhole
-    reserve_bytes: WholeQuantity = Field(description="memory reserved for other uses")
+    reserve_bytes: WholeQuantity = Field(description="memory that is reserved for other uses")
 
     @property
     def elements_per_s(self) -> float:
@@ -260,7 +260,8 @@ class NodeSpec(HardwareModel):
     cpu: CpuSpec | None = Field(default=None, description="missing: the host computes nothing")
     pcie: PcieSpec | None = Field(default=None, description="missing: nothing is offloaded")
     reserve_bytes: WholeQuantity | None = Field(
-        default=None, description="memory of each device reserved for other uses than weights, KV and intermediates"
+        default=None,
+        description=("memory of each device that is reserved for uses other than weights, KV and intermediates"),
     )
 
     @property

@@ -172,7 +172,7 @@ def check_kv_heads(heads: int, kv_heads: int) -> None:
 class Sizes(SpecModel):
     """Sizes of a computation, created in code and from options; a fault of the user raises `SpecError`.
 
-    Facts about a problem that runs request; this class states them for problems without bits or inputs.
+    The facts about a problem that a run asks for; this class states them for problems without bits or inputs.
     """
 
     #: Words of `npusim.simulation.request.NEEDS` that describe a run of the problem.
@@ -304,7 +304,7 @@ class Sizes(SpecModel):
         return f"{schedule}-{self.flops() or 'bytes'}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes for a run on sizes that the problem fills up."""
+        """Return a run's notes on sizes that the problem pads."""
         return ()
 
 
@@ -338,7 +338,7 @@ class CallFields(SpecModel):
     page: NonNegativeInt = _where_stated(0, "keys of a page of K and V; 0: they are contiguous")
     cache: CacheFormat | None = _where_stated(None, "storage format of K and V, with float32 scales")
     cache_scale: ScaledKeys = _where_stated("token", "keys of a KV head that share a scale in the cache")
-    unseen: Unseen | None = _where_stated(None, "output of a query that sees no key; absent: no query of this kind")
+    unseen: Unseen | None = _where_stated(None, "output of a query that sees no key; absent: every query sees a key")
 
 
 class Problem(Sizes, CallFields):
@@ -491,7 +491,7 @@ class Problem(Sizes, CallFields):
         pairs = zip(("head_dim", "value_head_dim"), full, self.filled, strict=True)
         listed = ", ".join(f"{name} {size - count} is padded to {size}" for name, size, count in pairs if count)
         more = sum(self.filled) / (sum(full) - sum(self.filled))
-        cost = f"{more * 100:.3g} % more in products, transfers and buffers, included in the time"
+        cost = f"products, transfers and buffers are {more * 100:.3g} % larger, and the time includes this"
         return (f"{listed}, with zeros: {cost}",)
 
     @model_validator(mode="before")
@@ -560,7 +560,7 @@ class Problem(Sizes, CallFields):
         for name in ("window", "prefix", "chunk"):
             value = getattr(self, name)
             if value and not self.causal and not isinstance(value, tuple):
-                raise fault_at(name, f"{value} of the keys up to the query need a causal mask")
+                raise fault_at(name, f"{value} keys, counted from the query backwards, need a causal mask")
         ends, wanted = (tuple(accumulate(lengths)) for lengths in (self.documents, self.lengths or (self.seq_kv,)))
         if ends and ends[-1] != wanted[-1]:
             raise fault_at("documents", f"they add up to {ends[-1]}, but there are {wanted[-1]} keys")

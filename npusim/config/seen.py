@@ -43,9 +43,9 @@ class KeyRanges:
     """Visible keys by the fields of a problem: at most two ranges per query, whose ends never decrease from query to
     query.
 
-    The range of a query at p is its document, or its chunk of the document; else all ``keys``.  Of this range the query
-    sees the ``window`` that ends with p (None: all keys up to p), ``after`` keys after p (None: all), and the first
-    ``sinks`` and ``prefix`` keys; ``after`` also limits sinks.
+    The range of a query at p is its document, or its chunk of the document; else all ``keys``. Within this range, the
+    query sees the ``window`` that ends with p (None: all keys up to p), ``after`` keys after p (None: all), and the
+    first ``sinks`` and ``prefix`` keys; ``after`` also limits sinks.
     """
 
     keys: int

@@ -102,9 +102,9 @@ def lightest(value: Lightest) -> Any:
     """Return a declaration of a field that changes when and where operations run, but no operation and no bit.
 
     ``Field(..., json_schema_extra=lightest("least"))``: if all else is equal, a program with the smallest value needs
-    no more work of any engine, and no more of any memory, than with another value.  Unless the text is "any", each
-    block is computed by the same core group for all values.  Searches use one bound for all points that differ only in
-    such fields.
+    at most as much work of each engine, and at most as much of each memory, as with any other value. Unless the text is
+    "any", each block is computed by the same core group for all values. Searches use one bound for all points that
+    differ only in such fields.
     """
     return {"lightest": value}
 

@@ -95,7 +95,7 @@ class _Builder:
             first = key.partition(".")[0]
             raise SpecError(
                 f"{self.file}:{self.lines[first]}  {first}: more than {MOST_VALUES:,} values up to here; do "
-                "aliases multiply?"
+                "aliases multiply the values?"
             )
         match node:
             case MappingNode():

@@ -354,7 +354,8 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                     f"four_over_six_{kind}_{top}",
                     E4M3,
                     _four_over_six(power, float(top)),
-                    f"as te to {top} * 6, or a block's maximum at 4 where its {words} error is smaller",
+                    f"as te with {top} * 6, but a block's maximum becomes 4 instead of 6 where the {words} error "
+                    "is then smaller",
                     "arXiv 2512.02010; TransformerEngine",
                     reads_tensor=True,
                 )
@@ -368,7 +369,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                 "torchao_two_level",
                 E4M3,
                 _torchao,
-                "tensor: amax / 2688; block: amax / 6 over it, 2^-6 at least",
+                "tensor: amax / 2688; block: amax / 6 divided by the tensor's scale, at least 2^-6",
                 "torchao nvfp4 with a tensor scale",
                 reads_tensor=True,
             ),
@@ -384,7 +385,7 @@ SCALE_RULES: Mapping[str, ScaleRule] = MappingProxyType(
                 "sage3_p",
                 E4M3,
                 _sage3_p,
-                "amax / 6; elements are divided by it before it is rounded",
+                "amax / 6; elements are divided by the scale before the scale is rounded",
                 "SageAttention3, P times 2688",
             ),
             ScaleRule("largest", "float32", _largest, "amax / largest element", "SageAttention, DeepSeek-V3"),

@@ -134,10 +134,10 @@ def folded(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: st
 def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: str) -> Array:
     """Return one of the results of a scan along the last axis: element i combines all elements up to i.
 
-    ``values``, ``order``: as in `folded`.  In lanes (Triton 3.6): each lane combines its neighbours from the first on.
+    ``values``, ``order``: as in `folded`. In lanes (Triton 3.6): each lane combines its neighbours from the first on.
     The lanes' last elements are combined with those 1, 2, 4, ... lanes before them, each with the value that it had
-    before the step. Then come the combined elements of all previous warps, from the first on, with the last element of
-    each lane.  Finally a lane's other elements combine with the last one of the previous lane.
+    before the step. Then the combined elements of all previous warps, from the first warp on, are combined with the
+    last element of each lane. Finally a lane's other elements combine with the last one of the previous lane.
 
     Returns ``(..., n)``; raises `FormatError` for another order, or a text that is not a function.
     """

@@ -47,7 +47,7 @@ def exp2_polynomial(x: NDArray[Any], out: NDArray[Any], coefficients: Any, lowes
 @inline
 def reduce_argument(value: Any, binary: Any) -> Any:
     """Return (n, r, 2**n): exp (or 2**x) of a number is 2**n * exp(r), abs(r) <= 0.35."""
-    # Past these limits the result is 0 or Inf; NaN fails both comparisons and stays.
+    # Beyond these limits the result is 0 or Inf; NaN fails both comparisons, and remains NaN.
     limited = -160.0 if value < -160.0 else value
     limited = 160.0 if limited > 160.0 else limited
     if binary:

@@ -18,7 +18,7 @@ from npusim.formats.mma_paths import MmaProblem, multiply
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-#: Environment variable with the number of threads if ``threads`` is not given.
+#: Environment variable that states the number of threads if ``threads`` is not given.
 THREADS_VARIABLE = "NPUSIM_THREADS"
 
 

@@ -401,7 +401,7 @@ def _stated(name: str) -> MmaArithmetic:
     head, _, text = name.partition(":")
     words = head.split(".")
     if len(words) != 3:
-        raise FormatError(f"{name!r}: must begin unit.INPUTS.ACCUMULATOR:, such as unit.f16.f32:(c+0..15)")
+        raise FormatError(f"{name!r}: must begin with unit.INPUTS.ACCUMULATOR:, for example unit.f16.f32:(c+0..15)")
     (a, b), (acc, _) = formats_of_inputs(words[1]), formats_of_inputs(words[2])
     tree = parse_tree(text)
     k = leaf_count(tree.tree)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Exponent of zero operands: the sum of two such exponents, or of one and any other exponent, is below ``NO_PRODUCT``.
 ZERO_EXPONENT = -1000
 NO_PRODUCT = -500
-#: Columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
+#: Number of columns that are processed at a time: 16 rows of operands and exponents fit into a 32 KiB L1 cache.
 COLUMNS = 256
 
 
@@ -140,8 +140,8 @@ def finish_float32(sums: NDArray[Any], exponents: NDArray[Any], c: NDArray[Any],
         bits = np.int32(bits - np.int32(1)) if away else bits
         result = bits_float32(np.uint32(np.int32(bits & keep)))
         result = nearest if abs(value) >= 2.0**128 else result
-        # Adding 0 turns an underflowed -0 into the +0 of the hardware.  A c of Inf or NaN is unchanged, because every
-        # product here is finite.
+        # Adding 0 turns an underflowed -0 into the +0 of the hardware. If c is Inf or NaN, it is unchanged, because
+        # every product here is finite.
         c[j] = result + np.float32(0.0) if abs(old) < infinity else old
 
 

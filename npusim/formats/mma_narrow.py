@@ -32,7 +32,7 @@ def is_narrow(block: int, fraction: int) -> bool:
 
 @inline
 def added_up(products: np.int32, own: np.int32) -> tuple[np.int32, np.uint32]:
-    """Return the sum of an int32 sum of products and of C, as the sign's mask (-1, 0), and its magnitude: 32 bits."""
+    """Return an int32 sum of products plus C: the mask of its sign (-1 or 0), and its magnitude in 32 bits."""
     total = np.int32(products + own)
     sign = np.int32(total ^ ((products ^ total) & (own ^ total)))  # wrong if the sum overflowed
     mask = np.int32(sign >> np.int32(31))

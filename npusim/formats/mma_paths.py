@@ -118,7 +118,7 @@ class ExactMultiplier(Multiplier):
     """Exact block sums in float64 lanes (``mma_exact``)."""
 
     def prepare(self, values: Array, scale: Array | None, *, is_left: bool) -> Lanes:
-        """Return the values and their blocks' ranges; for A, the blocks of its transpose's columns."""
+        """Return the values and the ranges of their blocks; for A, blocks run along the columns of its transpose."""
         from npusim.formats import mma_exact
 
         lanes, block = values.astype(np.float64), self.unit.block

@@ -76,8 +76,8 @@ def sum_rows_rounded(
 ) -> None:
     """As :func:`sum_rows`, but each sum of float32 values is rounded to the narrower format of ``plan``.
 
-    ``plan`` = (mantissa bits, smallest exponent, largest finite value).  The float64 sum is
-    rounded twice at most where 53 bits are innocuous (they exceed 2p + 2).
+    ``plan`` = (mantissa bits, smallest exponent, largest finite value). The sum is rounded twice (to float64, then to
+    the format) only where this does no harm: where 53 bits exceed 2p + 2.
     """
     mantissa_bits, min_exponent, limit = plan
     totals, turned = scratch
@@ -99,7 +99,7 @@ def sum_rows_rounded(
 def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """Add a b to out, all float64: the products of each element in the order of a's columns, by fused multiply-adds.
 
-    a's rows are a multiple of two and its columns of four: this number of them is processed at a time.
+    a's rows are a multiple of two and its columns a multiple of four, because as many of them are processed at a time.
     """
     rows, columns = out.shape
     for left in range(0, columns, NEAR_COLUMNS):

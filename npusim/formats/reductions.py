@@ -50,13 +50,13 @@ def reduce_sum(
         ``sequential``: ((start + x0) + x1) + ...; without a start, (x0 + x1) + .... ``tree_halves``: x[i] + x[i + n/2],
         again on the halves until one is left; at odd n the element in the middle waits for the next round.
         ``vector_lanes``: the Ascend vector unit: 32-byte blocks, each a tree of neighbours (x0 + x1, x2 + x3, then
-        their sums, ...), repeated on the block sums until one is left; lanes beyond n do not take part.  At powers of
-        two this is one tree of neighbours, whichever of the unit's reductions forms it. ``four_chains``: x0, x4, x8,
-        ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the registers of an Ascend 950's
-        vector unit along transposed scores; a chain without elements takes no part. ``mma_lanes``: a row of a GPU's
-        product in the arrangement of its lanes: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9, ... left to
-        right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1). ``lanes_VxLxW``: V
-        adjacent elements in each lane, L lanes, W warps, then again from the first lane: each lane adds its own
+        their sums, ...), repeated on the block sums until one is left; lanes beyond n do not take part. If n is a power
+        of two, this is one tree of neighbours, whichever of the unit's reductions computes it. ``four_chains``: x0, x4,
+        x8, ... left to right, so x1, x5, ... and so on, and then (s0 + s1) + (s2 + s3): the registers of an Ascend
+        950's vector unit along transposed scores; a chain without elements takes no part. ``mma_lanes``: a row of a
+        GPU's product in the arrangement of its lanes: lane l of four adds columns 2 l, 2 l + 1, 2 l + 8, 2 l + 9, ...
+        left to right, and then (s0 + s2) + (s1 + s3), as Triton 3.6 compiles it (PTX: shfl.bfly 2, 1). ``lanes_VxLxW``:
+        V adjacent elements in each lane, L lanes, W warps, then again from the first lane: each lane adds its own
         elements left to right, then halves of the lanes are added, then halves of the warps (Triton's blocked layouts;
         H100: every bit). ``lanes_VxLxW_C``: a warp's lanes repeat along C neighbouring columns before the next warp's
         begin (wgmma). ``trees_VxLxW``, ``trees_VxLxW_C``: the same, but each lane adds its own elements as a tree of
@@ -136,7 +136,9 @@ def _of_rows(
     order, columns, of_sums = match[1], int(match[2]), match[3]
     (values,) = check_operands((x,), target)
     if not columns or values.ndim == 0 or values.shape[-1] % columns:
-        raise FormatError(f"a sum of {values.shape[-1:]} elements in order {match[0]}: rows of {columns} elements")
+        raise FormatError(
+            f"a sum of {values.shape[-1:]} elements in order {match[0]}: this order is for rows of {columns} elements"
+        )
     shape = *values.shape[:-1], -1, columns
     factors = times if times is None else np.broadcast_to(check_operands((times,), target)[0], values.shape)
     rows = reduce_sum(values.reshape(shape), target, order, times=None if factors is None else factors.reshape(shape))
@@ -300,7 +302,7 @@ def _of_products(
         raise FormatError(f"a sum of products in order {order!r}: allowed: sequential, mma_lanes, lanes, trees")
     # A missing element has the product -0, which changes no sum.
     x, y = (in_lanes(v, *layout, empty=empty) for v, empty in ((x, -0.0), (y, 1.0)))
-    # a lane adds its own product to the rounded product that it gets by the first shuffle
+    # a lane adds its own product to the rounded product that the first shuffle brings
     if x.shape[-1] == 1 < x.shape[-2]:
         half = x.shape[-2] // 2
         x, y = (np.concatenate([v[..., :half, :], v[..., half:, :]], -1) for v in (x, y))

@@ -155,7 +155,7 @@ def _identity(like: Array) -> Array:
 
 def _substituted(values: Array, target: FloatFormat) -> Array:
     found = _identity(values)
-    # row j is subtracted from all rows below at once, each element still in the order of j
+    # row j is subtracted from all rows below it at once; for each element, the order is still that of j
     for j in range(values.shape[-1] - 1):
         below, column, row = found[..., j + 1 :, :], values[..., j + 1 :, j : j + 1], found[..., j : j + 1, :]
         found[..., j + 1 :, : j + 1] = fma(-column, row[..., : j + 1], below[..., : j + 1], target)

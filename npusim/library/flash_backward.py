@@ -347,15 +347,16 @@ def _in_memory(
     turns, group = ceil_div(ceil_div(problem.seq_kv, tile.tile_kv), sums), problem.group_size
     parts = replace(t.q, name="parts", batch=problem.batch * sums * turns, fmt=F32, role="workspace", added=turns)
     stack, size = Stacked("part", sums * turns, parts), f"{format_bytes(parts.size_bytes)} of float32"
-    # zeros under another name: parts are added to lines of which L2 holds more than of the lines that are cleared
+    # the zeros have another name, because L2 holds a larger share of the lines to which parts are added than of the
+    # lines that are cleared
     cleared = replace(stack, tensor=parts.under("zeros"))
     rows, sizes = grid(t.do, ("row", tile.rows)), {**of_keys["sizes"], "row": tile.rows}
     places = [replace(b, spans=(*b.spans, (stack.axis, n * turns, 1))) for n in range(sums) for b in rows]
     of_rows: dict[str, Any] = {"do": t.do.under("do_rows"), "forward": t.forward, "p": p}
     if is_series:
         note = (
-            f"deterministic: {sums} sums of dQ, {size}; each is added in the order of keys, then the sums one "
-            "after the other"
+            f"deterministic: {sums} sums of dQ, {size}; each adds its tiles in the order of keys, and then the "
+            "sums are added one after the other"
         )
         yield zeros.phase("clear", tuple(places), sizes, [cleared])
         yield row_sums.phase("delta", rows, sizes, [t.delta], **of_rows)
@@ -404,11 +405,11 @@ SIZES: Mapping[str, float] = MappingProxyType(
 )
 
 
-#: Elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
+#: Number of elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 
-#: Elements of dO, and of O, of a block that sums their products.
+#: Number of elements of dO, and the same number of O, in a block that sums the products of the two.
 DELTA_ELEMENTS = 8192
 
 

@@ -76,8 +76,8 @@ def fp8(
 FP8 = (E4M3, "float8_e5m2")
 
 
-#: Elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in addition to
-#: P.
+#: Number of elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in
+#: addition to P.
 SLICE = 4096
 
 
@@ -147,8 +147,8 @@ def _checked(problem: Problem, p: Fp8Precision, device: DeviceSpec) -> tuple[str
         return tuple(notes)
     if device.is_timed and not multiplies(device, E4M3):
         raise TilingError(
-            f"fp8_attention: {device.name} has no FP8 matrix unit, nor one for float32, to isolate P's cast; use "
-            "h200, which has FP8, or flash in float16 on this device"
+            f"fp8_attention: {device.name} has neither an FP8 matrix unit nor one for float32 (which would isolate "
+            "P's cast); use h200, which has FP8, or flash in float16 on this device"
         )
     if problem.dtype not in (*FP8, "float32"):
         raise TilingError(

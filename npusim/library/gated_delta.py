@@ -223,7 +223,7 @@ def gated_delta(problem: KernelProblem, tiling: Any, p: StatePrecision, machine:
         phase(solved, "solve", blocks, wide, [t], a=whole)
     else:
         phase(kkt_inverse, "kkt", blocks, wide, [t], **met)
-    # one name of K for each kernel: a later one finds another share of K in L2
+    # K has a separate name for each kernel, because a later kernel finds another share of K in L2
     of_wy, of_states, of_outputs = (k.under(f"{k.name}_{n}") for n in ("wy", "states", "outputs"))
     phase(wy, "wy", blocks, wide, [made["w"], made["u"]], t=t, k=of_wy, v=tokens["v"], beta=beta, g=g)
     last, first = state("last", role="output"), state("first", role="input")

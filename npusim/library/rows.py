@@ -100,7 +100,7 @@ def route(x: Value, fmt: str, parts: int) -> Value:
     share = e / e.sum()
     left = share
     for _ in range(parts):
-        left = left - exp((left - left.max()) * STEEP)  # 1 at the largest, nearly 0 elsewhere
+        left = left - exp((left - left.max()) * STEEP)  # 1 at the largest value, nearly 0 elsewhere
     return (share * (share - left)).to(fmt)
 
 

@@ -269,8 +269,9 @@ class StandardTiling(Tiling):
                 Field(
                     default="added",
                     description=(
-                        "between the products. added: the mask is added as a tensor; eager (--eager): the "
-                        "mask fills a copy; eager_float32: softmax in float32, between two casts"
+                        "operators between the products. added: adds the mask as a tensor; eager (--eager): fills "
+                        "a copy of the scores by the mask; eager_float32: computes softmax in float32, between "
+                        "two casts"
                     ),
                 ),
             ),

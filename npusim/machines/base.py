@@ -67,7 +67,8 @@ class Machine:
     row_cores = 1
     #: Whether kernels of a library other than attention run.
     has_library = True
-    #: Elements of a slice of rows on a core that processes rows in slices; 0: the core does not process rows in slices.
+    #: Number of elements of a slice of rows on a core that processes rows in slices; 0: the core does not process rows
+    #: in slices.
     slice_elements = 0
     #: The node that the machine represents; None for a single device.
     node: NodeSpec | None = None
@@ -231,8 +232,9 @@ def serving(phases: Sequence[Phase]) -> list[Serves]:
     """Return, for each phase, the rows of the output that need a block of the phase: the block's rows, all rows of the
     heads that share its KV head, or no rows.
 
-    All rows need data that one phase reads, or another phase writes, along an axis other than its rows.  They also need
-    everything that such a phase reads. No row needs a phase after the one that writes the output.
+    If a phase reads data along an axis other than its rows, or if another phase writes them along such an axis, all
+    rows need these data. They also need everything that such a phase reads. No row needs a phase after the one that
+    writes the output.
     """
     serves: list[Serves] = []
     whole, read_later = set[str](), set[str]()

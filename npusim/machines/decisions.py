@@ -146,8 +146,8 @@ class Charge(NamedTuple):
     """A cost that a kernel has in addition to its steps: ``times`` multiples of a constant of the device file.
 
     key
-        Key of the constant, relative to ``cores.sm.engines``. If the constant belongs to another engine than the warps,
-        the charge occupies that engine.
+        Key of the constant, relative to ``cores.sm.engines``. If the constant belongs to an engine other than the
+        warps, the charge occupies that engine.
     times
         Factor of the constant. For a rate in bytes per cycle: the number of bytes.
     due
@@ -232,7 +232,7 @@ class LoopWork(NamedTuple):
     lookups: int = 0
 
     def part(self, cycles: float) -> LoopWork:
-        """Return the part of the work that takes this number of the cycles of a block alone on its core."""
+        """Return the part of the work for which a block that is alone on its core needs this number of cycles."""
         share = cycles / max(1.0, self.before + self.after)
         return LoopWork(
             cycles,

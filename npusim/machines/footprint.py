@@ -84,7 +84,7 @@ class Footprint(ColumnScan):
             elif is_joined:
                 for block, rows in in_rows:
                     spans = ((0, rows) if axis == frame.row_axis else None for axis in frame.axes(n))
-                    # Of a stack of matrices, a walk reads as much as its largest tile contains.
+                    # From a stack of matrices, a walk reads as many elements as its largest tile has.
                     largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
                     tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
                     yield Touch(frame.cut(n, block, tile, *spans), each)

@@ -103,7 +103,7 @@ def _held(
     """
     sizes, which = distinct(joined.rows[:, None])
     for numbers, block in blocks.in_columns(joined.firsts, which):
-        # A walk reads as much of a separate matrix as its largest tile contains.
+        # From a separate matrix, a walk reads as many elements as its largest tile has.
         largest = max((r.cols, r.col) for r in block.runs) if n in frame.phase.still else None
         tile = Visit(0, largest[1], largest[0]) if largest else WHOLE
         rows = int(sizes[which[numbers[0]], 0])

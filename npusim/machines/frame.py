@@ -281,7 +281,7 @@ class Frame:
         if is_shared:  # one matrix for all blocks
             batch = head = top = left = 0
         else:
-            # The number of a shared head is not a sum of a block's coordinates; only inputs are shared.
+            # The number of a shared head cannot be written as a sum of a block's coordinates; only inputs are shared.
             head = block.head if share == 1 else varying(lambda h: h // share, block.head)
             layer = 0
             if stack:

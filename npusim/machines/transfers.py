@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import Queue, TileProgram, Touch
 
 
-#: Alignment in global memory with which rows are as fast as possible (Ascend C guide).
+#: Alignment in global memory at which rows transfer fastest (Ascend C guide).
 BLOCK_BYTES = 32
-#: Bytes of one request for a row; one further request transfers the rest of the row (CANN's
+#: Number of bytes in one request for a row; one further request transfers the rest of the row (CANN's
 #: cache_tiling_cycle_model.cc).
 REQUEST_BYTES = 512, 256, 128
 
@@ -41,7 +41,7 @@ class Transfers:
     def __init__(self, program: TileProgram, device: DeviceSpec) -> None:
         self.device, self._program = device, program
         self.queues: dict[str, Queue] = {q.name: q for q in program.queues}
-        #: Number of other core groups that work at the same time, by phase, if they cost time.
+        #: Number of other core groups that work at the same time, by phase, where they cost time.
         self.crowds: dict[str, float] = {}
         self.is_placed = True
 

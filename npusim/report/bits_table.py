@@ -156,7 +156,7 @@ def ulp_words(ulp: int) -> str:
 def _of_other(error: ErrorSummary | None) -> str:
     """Return the errors of a result other than the output."""
     return (
-        "no error: the run computes none of it (--rows all), or other kernels add to it"
+        "no error: the run computes no part of this output (use --rows all), or other kernels add to it"
         if error is None
         else _error(error)
     )
@@ -180,7 +180,7 @@ def _finite(record: RunRecord, bits: NumericRecord) -> tuple[Cell, ...]:
     """Return the choices that are finite on the same sample if the output is not."""
     is_node = record.timing is not None and record.timing.overlap is not None
     if is_node or bits.is_finite:
-        return ()  # presets of a node are formats of sums: so no other preset was tried
+        return ()  # the presets of a node are formats of sums, so no other preset was tried
     choices = [f"{f.schedule} with precision {f.precision} (relative RMSE {f.rmse:.2e})" for f in record.finite]
     if choices:
         return cells(f"finite outputs on the same sample: {', '.join(choices)}", style="good")

@@ -215,7 +215,7 @@ def bars(rows: Sequence[Row]) -> Spec:
     """Return one bar for each ``name`` with its latency, ``value``, as a label; ``text`` is the rest of its tooltip."""
     alt, form = altair(), ",.2f"
     names = names_of(rows, "name")
-    # space for what is next to it
+    # space for what is printed next to it
     scale = {"domain": [0, 1.25 * max(row["value"] for row in rows) or 1], "nice": False}
     base = chart_of("rows").encode(
         x=alt.X("value:Q", title="latency, us", axis={"format": ",.2~f", "tickCount": 6}, scale=scale),

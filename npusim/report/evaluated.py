@@ -86,7 +86,7 @@ def evaluated_table(evaluations: Sequence[Evaluation]) -> Iterator[Block]:
             yield Heading(short_name(e.kernel), "")
             yield Facts(tuple(facts))
     if tiles := [(short_name(e.kernel), (Cell(text),)) for e in evaluations for text in e.other_tiles]:
-        yield Heading("calls that refuse the tile of the given call, and theirs", "")
+        yield Heading("calls that refuse the tile of the given call, with the tile that they use", "")
         yield Facts(tuple(tiles))
 
 

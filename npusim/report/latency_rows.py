@@ -51,7 +51,7 @@ def latency_rows(
     """
     sizes = set(axes)
     if sizes != {"m", "n", "k"} and not {"heads", "seq_q", "head_dim"} <= sizes <= set(_ATTENTION):
-        known = f"m, n and k, or heads, seq_q and head_dim, optionally with others of {', '.join(_ATTENTION)}"
+        known = f"m, n and k, or heads, seq_q and head_dim, optionally with some of {', '.join(_ATTENTION)}"
         raise SpecError(f"--grid: sizes {', '.join(axes)}; needed: {known}")
     rows, faults = [], []
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

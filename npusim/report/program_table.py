@@ -134,7 +134,7 @@ def _about(phase: ListedPhase) -> str:
 
 
 def is_inner(ring: ListedRing) -> bool:
-    """Return whether one queue fills and empties a ring: the queue's order suffices, and no queue waits."""
+    """Return whether one queue both fills and empties a ring; its order then suffices, and it never waits."""
     return ring.producers == ring.consumers and not ring.peeks
 
 
@@ -172,8 +172,8 @@ def _listed_core(text: str, alike: Mapping[str, str]) -> str:
 
 
 def operation_rows(phase: ListedPhase) -> list[Row]:
-    """Return the rows of a phase's operations; a loop that repeats most of the longest one lists only its
-    differences.
+    """Return the rows of a phase's operations; a loop that repeats most of the longest one lists only its differences
+    from it.
     """
     items = _without(phase.items, alike_cores(phase))
     loops = [i for i in items if isinstance(i, ListedLoop)]

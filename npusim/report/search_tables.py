@@ -325,7 +325,9 @@ def _number(text: Any) -> Any:
 
 
 def about_of(file: Path) -> dict[str, Any]:
-    """Return the subject in a search's store (for a table, in the store next to it); empty without a store."""
+    """Return the subject that a search's store states; for a table, that of the store next to it; empty if there is no
+    store.
+    """
     store = file.with_suffix(STORE)
     try:
         return read_store(store)[0] if store.is_file() else {}

@@ -40,7 +40,7 @@ class Unit:
     """A queue or a shared pipe of the core group that ends last; cycles by operation, wait and idle phase.
 
     ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state them;
-    so do ``waits`` for waits.  ``givers`` are the queues that cause a wait.
+    ``waits`` does the same for waits. ``givers`` are the queues that cause a wait.
     """
 
     name: str

@@ -138,9 +138,9 @@ def _predicted(plan: Plan, fields: Mapping[str, object]) -> tuple[Plan, Predicti
 def candidates(plan: Plan, heavier: Sequence[Mapping[str, Any]] | None = None) -> Iterator[tuple[Plan, TileProgram]]:
     """Yield the possible results of `program_of` for a plan: each tile that fits and that the rule may choose.
 
-    With ``heavier`` the plan represents a family of plans: a named field with its lightest value stands for all of its
-    values, and a setting may agree with any of them.  With the values in ``heavier``, the heaviest first, sizes may
-    shrink further.  Raises `TilingError` if no tile fits.
+    With ``heavier``, the plan represents a family of plans: the lightest value of a named field represents all values
+    of the field, and a setting may agree with any of them. With the other values in ``heavier`` (the heaviest first),
+    sizes may shrink further. Raises `TilingError` if no tile fits.
     """
     standing = {f.name for f in tiling_fields(type(plan.tiling)) if f.lightest and heavier is not None}
     known: set[Tiling] = set()
@@ -194,7 +194,7 @@ def _fitted(
             return
         try:
             built = _named(plan, {**fields, **named})
-        except NpusimError:  # nor does it shrink with heavier values
+        except NpusimError:  # and heavier values do not shorten it
             if not number:
                 return
             continue

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 IN_FOLDER_NAMES = frozenset(
     ("workload", "seq", "seq_q", "seq_kv", "phase", "problem", "hw", "diagnose", "presets", "trace_groups", "timeline")
 )
-#: Bytes of a folder's name before its digest: file systems have 255 at most.
+#: Largest number of bytes of a folder's name before its digest: file systems have 255 at most.
 LONGEST_FOLDER = 200
 
 

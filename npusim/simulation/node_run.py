@@ -437,6 +437,6 @@ def _experts_note(what: ModelProblem) -> tuple[str, ...]:
     tokens = f"{rows:,} {plural(rows, 'token')}"
     return (
         f"experts: {experts.per_token} of {experts.count} for each token in {what.layers - what.dense_layers} "
-        f"layers; {tokens} of a call {'takes' if rows == 1 else 'take'} {touched}, the expected number for "
-        "independent tokens (assumed), each on all devices",
+        f"layers; {tokens} of a call {'uses' if rows == 1 else 'use'} {touched} (the expected number if tokens "
+        "choose independently, which is assumed), each on all devices",
     )

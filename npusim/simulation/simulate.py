@@ -177,7 +177,7 @@ class BuiltPlan:
     def latency_us(self) -> float | None:
         """Return the time of the program in microseconds, after a check; None on a device without times.
 
-        Times are stored like the proof.
+        Times are stored, as the proof is.
         """
 
         def timed() -> float | None:

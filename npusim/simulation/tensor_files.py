@@ -141,8 +141,8 @@ def _check_workload(tensors: Tensors, load: Workload, layout: Layout) -> None:
         unlikely = unlikely_reading(tensors, layout)
         raise TensorError(
             f"tensors: {q[1]} query heads of {q[3]} and {k[1]} of keys do not match workload {load.name}, which "
-            f"has {load.heads} of {load.head_dim} and {load.kv_heads}; remove the workload, or name the tensors' "
-            "one" + (f"; {unlikely}" if unlikely else "")
+            f"has {load.heads} of {load.head_dim} and {load.kv_heads}; remove the workload, or name the one "
+            "of the tensors" + (f"; {unlikely}" if unlikely else "")
         )
 
 

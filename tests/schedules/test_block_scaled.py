@@ -357,7 +357,7 @@ def test_a_cast_to_blocks_costs_a_pass_for_scales_and_one_for_quotients() -> Non
     [
         ("mxfp8,scale_rule=te", "scale_rule: 'te' is not one of floor, ceil"),
         ("mxfp8,scale_rule=sage3", "'sage3' gives float8_e4m3fn scales"),
-        ("scale_rule=floor", "operands=float16 is not a format with scales of blocks"),
+        ("scale_rule=floor", "operands=float16 is not a block-scaled format"),
         ("mxfp8,operand=float16", "P v_mxfp8: float16 by mxfp8"),
     ],
 )

@@ -238,7 +238,7 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
         ({"window": 1.5}, "flash_backward has no size window=1.5"),
         ({"key": 20}, "key=20 is not a multiple of 16"),
         ({"kv_heads": 3}, "kv_heads: 3 does not divide 16 query heads; possible: 1 2 4 8 16"),
-        ({"window": 32}, "window: 32 of the keys up to the query need a causal mask"),
+        ({"window": 32}, "window: 32 keys, counted from the query backwards, need a causal mask"),
     ]
     for more, message in refused:
         with pytest.raises(SpecError, match=message):

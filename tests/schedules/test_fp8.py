@@ -180,5 +180,7 @@ def test_a_mask_does_not_win_where_keys_come_last_first(precision: str, size: fl
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float32"])
 def test_a_v100_has_no_fp8_and_says_who_has(dtype: str) -> None:
-    with pytest.raises(TilingError, match=r"v100 has no FP8 matrix unit, nor .*; use h200, which has FP8, or flash"):
+    with pytest.raises(
+        TilingError, match=r"v100 has neither an FP8 matrix unit nor .*; use h200, which has FP8, or flash"
+    ):
         run("fp8_attention", hw="v100", seq=256, dtype=dtype, numerics=False)

@@ -311,7 +311,7 @@ def test_bytes_of_a_window_are_proportional_to_it(hw: str) -> None:
         ),
         ({"query_lengths": (1, 2)}, "query_lengths: 2 sequences, but lengths has 0"),
         ({"lengths": (9, 7), "query_lengths": (9, 8)}, "query_lengths: sequence 1 has 8 queries but only 7 keys"),
-        ({"window": 8, "causal": False}, "window: 8 of the keys up to the query need a causal mask"),
+        ({"window": 8, "causal": False}, "window: 8 keys, counted from the query backwards, need a causal mask"),
         ({"softcap": 0.0}, "softcap: 0.0 must be greater than 0"),
     ],
 )

@@ -242,7 +242,7 @@ def test_an_output_that_the_other_core_reads_is_stored_once() -> None:
 
 CHANGES = {
     "unset": "wait_cross_flag 5: no set_cross_flag precedes it",
-    "bounds": "a loop with flags between cores has other bounds than the loop in line ",
+    "bounds": "a loop with flags between cores has different bounds from those of the loop in line ",
     "halves": "vid is not multiplied by the number of rows of a half",
     "same": "both vector cores access the same rows of scores_of in a nest that also accesses halves of tiles",
     "across": "T.reduce_max along the axis that is split between the vector cores",

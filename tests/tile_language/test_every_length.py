@@ -121,8 +121,8 @@ def test_a_fault_of_the_last_iteration_is_found(tmp_path: Path) -> None:
         ("if t == 40:\n                        break", "tiles", "Break is code that a proof does not follow in a loop"),
         ("T.set_flag('V', 'MTE3', t)", "tiles", "a growing integer is used where npusim needs a number"),
         ("T.copy(A[0:32, :], a[t, :, :])", "tiles", "moves with an iteration"),
-        ("if A[t, 0] > 0:\n                        pass", "tiles", "asks for a value that only a run knows"),
-        ("", "2 * tiles", "each step of 1 adds 2 iterations to the loop, where a proof needs one"),
+        ("if A[t, 0] > 0:\n                        pass", "tiles", "needs a value that is known only at run time"),
+        ("", "2 * tiles", "each step of 1 adds 2 iterations to the loop, but a proof needs exactly one"),
         ("if t * t > 100:\n                        pass", "tiles", "a product of two integers that grow"),
         ("if t > 10**6:\n                        pass", "tiles", "instructions would run before states can repeat"),
         ("T.copy(b, A[tiles * 32 - 32 - t * 32 : tiles * 32 - t * 32, :])", "tiles", "nothing orders its access to A"),
@@ -323,7 +323,7 @@ def test_a_quotient_of_the_length_grows_with_the_step(tmp_path: Path) -> None:
     proof = prove(path, "kernel", {"n": 128}, "n", 64)
     assert (proof.reasons, proof.first, proof.step) == ((), 128, 64)
     (reason,) = prove(path, "kernel", {"n": 128}, "n", 32).reasons
-    assert "each step of 32 adds 1/2 iterations to the loop, where a proof needs one; use --every n=64" in reason
+    assert "each step of 32 adds 1/2 iterations to the loop, but a proof needs exactly one; use --every n=64" in reason
 
 
 def test_the_command_proves_or_says_why_not(tmp_path: Path) -> None:

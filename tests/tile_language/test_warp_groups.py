@@ -138,7 +138,9 @@ def test_parts_that_two_groups_store_are_apart_or_refused() -> None:
         return CoreScope("0:128", (store(0),), LINE), CoreScope("128:256", (store(column),), LINE)
 
     assert len(order(both(16))) == 2
-    with pytest.raises(ProgramError, match=r"kernel\.py:7: no barrier orders this access of A and that of line 7"):
+    with pytest.raises(
+        ProgramError, match=r"kernel\.py:7: no barrier orders this access of A and the access in line 7"
+    ):
         order(both(15))
 
 

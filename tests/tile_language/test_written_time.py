@@ -136,7 +136,7 @@ def test_both_kinds_of_cores_wait_for_each_other(tmp_path: Path) -> None:
 def test_a_program_that_never_ends_is_refused_with_its_line(tmp_path: Path) -> None:
     text = FLASH.replace('T.set_cross_flag("FIX", 0)', "pass")
     line = next(i for i, x in enumerate(text.splitlines(), 1) if "T.wait_cross_flag" in x)
-    with pytest.raises(SpecError, match=rf"program\.py:{line}: .* waits for ever"):
+    with pytest.raises(SpecError, match=rf"program\.py:{line}: .* waits forever"):
         times.time_program(written(tmp_path, text), "flash", device=DEVICE)
 
 

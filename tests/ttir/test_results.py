@@ -98,7 +98,9 @@ def test_a_sample_says_which_result_it_has_none_of() -> None:
     done, _, _ = launch("by_program", "h200", rows="5", Y=((ROWS, COLUMNS), F16))
     lines = [cell.text for name, cells in bits_facts(record_of(done)) if name == "numerics" for cell in cells]
     assert done.numerics.others == {"Y_2": None}
-    assert any(line.startswith("Y_2: no error: the run computes none of it (--rows all)") for line in lines)
+    assert any(
+        line.startswith("Y_2: no error: the run computes no part of this output (use --rows all)") for line in lines
+    )
 
 
 def test_a_wrong_second_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:

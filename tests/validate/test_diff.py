@@ -171,7 +171,7 @@ def test_a_file_is_read_by_its_key_and_refused_by_shape_dtype_or_content(tmp_pat
         _diff(file)  # type: ignore[arg-type]
     with pytest.raises(TensorError, match="no such file"):
         _diff(tmp_path / "none.npz")  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="gemm has no attention's output"):
+    with pytest.raises(SpecError, match="gemm computes no output of attention"):
         diff(out, Request("gemm", problem=GemmProblem(m=16, n=16, k=16)))
 
 

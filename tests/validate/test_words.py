@@ -89,8 +89,14 @@ def test_a_baseline_is_named_so_too(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ("device: h200, hw: h200, workload: pangu_38b", "means the same as `device`, which is set too;"),
-        ("hw: ascend_910b2, workload: {name: pangu_38b, heads: 3}", "heads: a named workload has no such size"),
-        ("hw: ascend_910b2, workload: {m: 1, n: 1, k: 1, seq: 3}", "seq: a gemm workload has no such size"),
+        (
+            "hw: ascend_910b2, workload: {name: pangu_38b, heads: 3}",
+            "heads: a workload of kind named cannot have this size",
+        ),
+        (
+            "hw: ascend_910b2, workload: {m: 1, n: 1, k: 1, seq: 3}",
+            "seq: a workload of kind gemm cannot have this size",
+        ),
         ("hw: ascend_910b2, workload: {heads: 3}", "missing; sizes of attention are heads, seq_q"),
         ("hw: ascend_910b2, seq: 3", "seq: unknown key"),
     ],

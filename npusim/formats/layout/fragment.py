@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Operand = Literal["A", "B", "C"]
 Order = Literal["row", "col"]
 
-#: Lanes of a warp, and bits of one register of a lane (PTX ISA, "Machine Model" and "Types").
+#: Number of lanes of a warp, and bits of one register of a lane (PTX ISA, "Machine Model" and "Types").
 WARP_LANES = 32
 REGISTER_BITS = 32
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Place: TypeAlias = Callable[[int, int], int]
 
 
-#: Bytes of the chunks that a swizzle moves: the widest access of a lane (volta.md §4.1).
+#: Number of bytes in each chunk that a swizzle moves: the widest access of a lane (volta.md §4.1).
 _CHUNK_BYTES = 16
 #: Rows after which a swizzle repeats (volta.md §4.1).
 _SWIZZLED_ROWS = 8

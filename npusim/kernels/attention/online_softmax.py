@@ -215,8 +215,8 @@ def hidden(unseen: Unseen | None, fmt: str) -> float:
 
 
 def divisor(l: Value, unseen: Unseen | None) -> Value:
-    """Return the row sum by which O is divided.  If the sum is 0 and the quotient must be 0, the result is another
-    number than 0.
+    """Return the row sum by which O is divided. If the sum is 0 and the quotient must be 0, the result is a number
+    other than 0.
     """
     return maximum(l, float(get_format(l.fmt).min_normal)) if unseen == "zero" else l
 
@@ -255,8 +255,8 @@ def online_softmax(
     """Return the new row maximum and row sum, the factor that rescales earlier sums, and P in the form that the product
     reads.
 
-    ``narrow(e)`` rounds P for the product, after the row sum is computed; both have the ``factor``.  With a ``unit``
-    other than 1, scores are multiplied by ``unit`` right before the exponential.
+    ``narrow(e)`` rounds P for the product, after the row sum is computed; P and the row sum both include the
+    ``factor``. With a ``unit`` other than 1, scores are multiplied by ``unit`` right before the exponential.
     """
     m_new = maximum(m, s.max())
     # Scaled scores get no new name: the address of a name decides bank conflicts.

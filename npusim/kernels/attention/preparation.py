@@ -24,7 +24,7 @@ from npusim.units import chunks
 WIDE = "float32"
 
 
-#: Rows that are added up by one product, for a mean.
+#: Number of rows that are added up by one product, for a mean.
 SUMMED = 256
 
 
@@ -35,7 +35,7 @@ PREPARED = (128, 8192)
 
 @kernel(x="row col", mask="row col")
 def scaled(x: Value, mask: Value | None, scale: float, fill: float = -math.inf) -> Iterator[Value]:
-    """S / sqrt(d), then masked, in the scores' format."""
+    """Scores S / sqrt(d), then masked, in the scores' format."""
     for xj in tiles(x):
         yield where(mask, xj * scale if scale != 1 else xj, fill)
 

@@ -56,9 +56,9 @@ def scored(kernel: Kernel, problem: Problem, p: Any, scale: float, packed: int =
     """Return a kernel that applies the problem's functions to scores, and its arguments; ``scale``: the scale of
     scores.
 
-    ``packed`` heads are stacked.  If the precision's exponent does not use scaled scores, these stay in units of the
-    scale, or of a soft-cap, as in FlashAttention-2 and -3.  A kernel with ``before`` scales them by it first.  Raises
-    `TilingError` for a kernel without such a hook.
+    ``packed`` heads are stacked. If the precision's exponent does not use scaled scores, these stay in units of the
+    scale, or of a soft-cap, as in FlashAttention-2 and -3. A kernel with ``before`` first multiplies scores by this
+    factor. Raises `TilingError` for a kernel without such a hook.
     """
     factor, changes = exponent_factor(p.exp_variant), [name for name in problem.score_changes if name != "sink_logits"]
     is_scaled = getattr(p, "exponent", "scaled") in ("", "scaled") or "unit" not in kernel.parameters

@@ -148,9 +148,9 @@ def _fa3_count(call: SplitCall, sequences: int) -> int:
     row_blocks, longest = ceil_div(call.rows, call.block_q), max(call.shortened(call.block_q).tiles)
     # hopper/heuristics.h: 50 MiB of L2
     blocks, l2 = sequences * call.kv_heads * row_blocks, 50 << 20
-    # as there
+    # the condition of hopper/heuristics.h
     if blocks >= 0.8 * call.cores and call.kv_bytes > l2 and row_blocks >= 2 * call.cores and not call.is_causal:
-        return min(ceil_div(call.kv_bytes, l2), 128)  # as there
+        return min(ceil_div(call.kv_bytes, l2), 128)  # the limit of hopper/heuristics.h
     # four tiles or fewer are not split, as in that function
     return 1 if longest <= 4 else num_splits_heuristic(blocks, call.cores, longest, skips_equal=False)
 

@@ -338,10 +338,11 @@ def _cut(
     if not problem.lengths:
         count = best_splits(device, whole, FAN[tiling.merge])
         return count, (
-            f"splits=auto: {count} splits for {places} places of blocks; blocks of queries: {len(whole.cells)}"
+            f"splits=auto: {count} splits; the device runs {places} blocks at a time, and there are "
+            f"{len(whole.cells)} blocks of queries"
         )
     each = best_parts(device, whole, FAN[tiling.merge])
-    note = f"splits=auto: at most {each * block_kv} keys per split, for {places} places of blocks"
+    note = f"splits=auto: at most {each * block_kv} keys per split; the device runs {places} blocks at a time"
     return (lambda block: even(tiles_of(block), ceil_div(tiles_of(block), each))), note
 
 

@@ -476,7 +476,7 @@ def read_operands(
     """
     fmt, rule, smooth, values = (getattr(p, n, "") for n in ("operands", "scale_rule", "smooth", "values"))
     if rule and fmt not in BLOCK_FORMATS:
-        raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} is not a format with scales of blocks")
+        raise SpecError(f"scale_rule={rule}: operands={fmt or tensors.q.fmt} is not a block-scaled format")
     check_multiplied(device, fmt)
     check_multiplied(device, values)
     if not (fmt or smooth or values or scale):
@@ -489,7 +489,9 @@ def read_operands(
 
 
 def scaled_queries(problem: Problem, p: Any) -> tuple[Problem, float | None]:
-    """Return the problem in the form that a kernel reads, and the earlier factor of Q: a number, or None."""
+    """Return the problem that the kernel computes, and the factor by which an earlier kernel multiplies Q (None: no
+    such kernel).
+    """
     if getattr(p, "scale_in", "scores") != "queries":
         return problem, None
     return problem.model_copy(update={"scale": 1.0}), problem.scale

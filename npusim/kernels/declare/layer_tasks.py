@@ -93,9 +93,8 @@ class LayerTiling(OverlapTiling):
     framework: Literal["fused", "eager"] = Field(
         default="fused",
         description=(
-            "kernels between the products. fused: one kernel for a norm with its residual sum, one for a "
-            "rotary embedding, one for an activation; eager: one kernel for each operator of PyTorch "
-            "(NVIDIA's GPUs)"
+            "kernels between the products. fused: one kernel each for a norm with its residual sum, a rotary "
+            "embedding and an activation; eager: one kernel for each operator of PyTorch (NVIDIA's GPUs)"
         ),
     )
     launches: Literal["graph", "host"] = Field(

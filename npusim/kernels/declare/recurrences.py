@@ -162,7 +162,8 @@ def gated_outputs(
     p: StatePrecision,
     as_pto: bool = False,
 ) -> Value:
-    """Return a chunk's results as `outputs`, with decays from their sums: ``g`` of queries, ``gt`` of keys.
+    """Return a chunk's results as `outputs` does, with decays computed from their sums: ``g`` for queries, ``gt`` for
+    keys.
 
     ``skip``: the factor of the input ``x`` in its result, by head; None: 0. ``as_pto``: rows come before products whose
     results they do not need.
@@ -321,12 +322,13 @@ STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tok
 GATE_DIVISOR = 16
 
 
-#: Elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but not for
-#: more.
+#: Number of elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but
+#: not for more.
 STATE_SLICE = 4096
 
 
-#: Elements of a slice in the kernel that multiplies Q and K by the gates: it loads and stores seven tiles.
+#: Number of elements of a slice in the kernel that multiplies Q and K by the gates; this kernel loads and stores seven
+#: tiles.
 GATES_SLICE = 2048
 
 
@@ -338,7 +340,7 @@ class ChunkFields(Tiling):
         default=128,
         ge=16,
         multiple_of=16,
-        description="columns of the state of a block",
+        description="columns of the state that a block computes",
         json_schema_extra=on("gpu", 64),
     )
 
@@ -346,7 +348,7 @@ class ChunkFields(Tiling):
 class StateFields(ChunkFields):
     """Tiling fields of a kernel in which a block may have only some rows of the state, because it stores no factor."""
 
-    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state of a block")
+    block_key: int = Field(default=256, ge=16, multiple_of=16, description="rows of the state that a block computes")
 
 
 class GatedFields(ChunkFields):

@@ -240,8 +240,8 @@ class Schedule:
     def kernel_refusal(self, named: object) -> str:
         """Return why the schedule has no published kernel of this name, with the cores and schedules that have it.
 
-        Empty if the schedule has the kernel, for None, and for names of no packaged kernel, which the field itself
-        refuses.
+        Empty if the schedule has the kernel, for None, and for a name that no packaged kernel has (the field refuses
+        it).
         """
         field, here = self.tiling.model_fields.get("kernel"), f"{self.name} on {self.family} cores has"
         if named is None:
@@ -459,8 +459,8 @@ def _fits(build: Build, tiling: Tiling) -> bool:
 
 
 def effective(tiling: Tiling, field: str) -> int | None:
-    """Return the value of a field that is a number, or the rows of a slice for which an open field stands; None for
-    other fields.
+    """Return the value of a field that is a number, or, if it is open and gives the rows of a slice, that number of
+    rows; None for other fields.
     """
     value, info = getattr(tiling, field, None), type(tiling).model_fields.get(field)
     extra = info.json_schema_extra if info is not None else None

@@ -186,7 +186,7 @@ class Kernel:
             if (unbound := [n for n, of in symbols if not of and n != "mask"]) and "None" in str(error):
                 how = f"attention(operands={{{unbound[0]!r}: function}}) binds the operands of its score="
                 what = f"{', '.join(unbound)} is None, because nothing is bound to it: {how}"
-                error.args = (f"{error}; {what}, kernel.phase({unbound[0]}=...) a tensor",)
+                error.args = (f"{error}; {what}, and kernel.phase({unbound[0]}=...) binds a tensor",)
             raise
         finally:
             TRACE.reset(token)

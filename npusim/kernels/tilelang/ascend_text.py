@@ -502,7 +502,7 @@ class AscendReader:
         is_named = not listed or 0 <= len(listed) - len(launch.grid) <= 1
         if any(not isinstance(n, ast.Name) for n in listed) or not is_named:
             raise self.refuse(
-                f"T.Kernel has {len(launch.grid)} numbers, and the vector core's, but {len(listed)} names"
+                f"T.Kernel has {len(launch.grid)} numbers and that of the vector core, but {len(listed)} names"
             )
         if len(listed) > len(launch.grid) and not launch.has_vector_core:
             raise self.refuse("a kernel with threads= does not have the number of a vector core")
@@ -731,7 +731,7 @@ def only_element(s: Statement) -> Elementwise | None:
 
 
 def is_zero(tile: TileBuffer, before: Sequence[Statement]) -> bool:
-    """Return whether, of some statements, the last one that writes a tile fills it with 0."""
+    """Return whether the last of some statements that write a tile fills it with 0."""
     own = [s for s in before if tile in written_buffers([s])]
     x = only_assignment(own[-1]) if own else None
     is_fill = x is not None and isinstance(x.value, Literal) and x.value.value == 0

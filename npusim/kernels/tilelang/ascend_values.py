@@ -64,7 +64,7 @@ class TracedValue(Scalar):
         return self.combined(">>", self, other)
 
     def __index__(self) -> int:
-        raise self.refuse("a constant is needed here, and this number is known only at run time")
+        raise self.refuse("a constant is needed here, but this number is known only at run time")
 
     def __int__(self) -> int:
         return self.__index__()

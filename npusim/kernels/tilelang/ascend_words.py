@@ -376,7 +376,7 @@ class AscendWords:
         return -(-a // b)  # type: ignore[operator]
 
     def word_if_then_else(self, condition: object, a: object, b: object) -> object:
-        """A choice of two numbers."""
+        """Return one of two numbers, which the condition selects."""
         if not isinstance(condition, TracedCondition):
             return a if condition else b
         result = Applied("select", (condition.expression, self.number(a), self.number(b)))
@@ -608,7 +608,9 @@ class TileWords:
         """Bits of a comparison."""
         words, part = self._words, self._words.part(a)
         if not isinstance(target, TracedBuffer) or mode not in _COMPARISONS:
-            raise words.reader.refuse(f"T.tile.compare with mode {mode!r} to a part of a buffer is not supported")
+            raise words.reader.refuse(
+                f"T.tile.compare with mode {mode!r} that writes a part of a buffer is not supported"
+            )
         result = TracedBuffer(words.masked(target, part), "bits", words.reader.refuse)
         self._computed(result, _COMPARISONS[mode], a, b)
 

@@ -234,7 +234,8 @@ class _Sequencer:
         if (first.low, first.high) != (second.low, second.high):
             raise refused(
                 second.line,
-                f"a loop with flags between cores has other bounds than the loop in line {first.line.number}",
+                "a loop with flags between cores has different bounds from those of the loop in line "
+                f"{first.line.number}",
             )
         renamed = changed(second.body, lambda e: substituted(e, {second.variable: Variable(first.variable)}))
         for core in ("C", "V"):
@@ -268,7 +269,7 @@ def without_flags(body: Iterable[Statement]) -> tuple[Statement, ...]:
 def joined_halves(body: Sequence[Statement], vector: str) -> tuple[Statement, ...]:
     """Return statements of two vector cores, numbered by a variable, on whole tiles.
 
-    Raises `ProgramError` with the line at which the halves of a tile are not halves of a tensor's part.
+    Raises `ProgramError` with the line if the two halves of a tile are not the halves of one part of a tensor.
     """
     if vector not in variables_of(expressions_in(body)):
         return tuple(body)

@@ -74,9 +74,9 @@ _AUTOMATIC = ("TL_ASCEND_AUTO_SYNC", "TL_ASCEND_AUTO_CV_SYNC", "TL_ASCEND_AUTO_C
 class Issued:
     """An issued instruction: ``pipe`` executes it; ``run`` counts how often ``line`` issued it (from 1).
 
-    ``product``: rows, columns and depth of a product, or of the product for which the instruction loads.  ``turn``: the
-    number of the program's part, if loops whose number of iterations grows divide it into parts, and the iteration of
-    such a loop.
+    ``product``: rows, columns and depth of a product, or of the product for which the instruction loads. ``turn``: the
+    number of the program's part and the iteration of the loop, if loops whose number of iterations grows divide the
+    program into parts.
     """
 
     core: str
@@ -593,7 +593,7 @@ class _CoreWalk:
                 turn.iteration, self.turn = t, (part, t)
                 yield Growing(growth, t, 1, 0, turn)  # type: ignore[misc]  # it computes as an integer does
                 if asked not in (-1, self.decisions.asked):
-                    growth.refuse("a later iteration asks for a value that only a run knows")
+                    growth.refuse("a later iteration needs a value that is known only at run time")
                 asked = self.decisions.asked
             is_ended = True
         finally:

@@ -1,7 +1,7 @@
 """Tiles in which a statement writes only the first elements.
 
-The writer computes an assignment to the first elements of a tile for the number of elements that its sources have.  The
-other elements then do not have the program's values, so that a later read of them is refused.
+For an assignment to the first elements of a tile, the writer computes as many elements as the sources have. The other
+elements then do not have the program's values, so that a later read of them is refused.
 """
 
 from __future__ import annotations

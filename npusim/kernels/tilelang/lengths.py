@@ -69,7 +69,7 @@ class Growth:
         """
         step = Fraction(self.step) / more if more > 0 else Fraction(1, 2)
         use = f"; use --every {self.name}={step}" if step.denominator == 1 else ""
-        self.refuse(f"each step of {self.step} adds {more} iterations to the loop, where a proof needs one{use}")
+        self.refuse(f"each step of {self.step} adds {more} iterations to the loop, but a proof needs exactly one{use}")
 
     def repeats(self, period: int) -> None:
         """Record that the program's instructions repeat every ``period`` iterations, or steps of the length."""
@@ -93,7 +93,7 @@ class Growth:
 class Growing:
     """An integer ``value`` that grows by ``of_iteration`` with each iteration and by ``of_length`` with each step.
 
-    A fraction is the mean growth of a quotient that is rounded down, over a period that is recorded.
+    A fraction is the mean growth, over a recorded period, of a quotient that is rounded down.
     """
 
     __slots__ = ("_of_iteration", "_of_length", "growth", "turn", "value")

@@ -123,8 +123,8 @@ _LIBRARY_NOTE = (
     "calls nvcc's functions (expf, logf), whose last bits may differ"
 )
 _GROUPS_NOTE = (
-    "warp groups (T.ws): their barriers order each access as the text does, which is checked; times are those of a "
-    "program without warp groups, barriers or slots of their own"
+    "warp groups (T.ws): their barriers order each access as the text does, which is checked; times are those of "
+    "a program without warp groups, barriers or separate slots"
 )
 _PERSISTENT_NOTE = "T.Persistent: the time is that of a grid with a program for each iteration"
 _FAST, _UNGUARDED = "tl.enable_fast_math", "tl.disable_safe_memory_legalize"

@@ -340,7 +340,7 @@ def substituted(e: Expression, by: Mapping[str, Expression]) -> Expression:
 
 
 def simpler(e: Applied) -> Expression:
-    """Return a sum or product without a neutral number of integers."""
+    """Return a sum or product of integers without its neutral element (+ 0, * 1)."""
     a, b = e.operands
     for x, y in ((a, b), (b, a)):
         neutral = {"+": 0, "*": 1}.get(e.word)

@@ -539,7 +539,7 @@ class _Writer:
             raise refused(
                 self.line,
                 f"the kernel reads a part of the tile {e.buffer.name} ({at}), which is supported only if the tile "
-                "is computed from tensors alone, element by element",
+                "is computed element by element, from nothing but tensors",
             )
         if at != sorted(at):
             v = self.transposed(v, [at.index(i) for i in sorted(at)])
@@ -924,7 +924,7 @@ class _Writer:
         surely = Exposed(s.then).writes & Exposed(s.otherwise).writes
         for b in both:
             if b not in before and b not in surely:
-                raise refused(s.line, f"{b.name} is read after the if, and only one of its branches writes it")
+                raise refused(s.line, f"{b.name} is read after the if, but only one of its branches writes it")
         kinds, made = ", ".join(type_of(b.block, b.fmt) for b in both), self.fresh("w")
         self.open(
             (f"%{made}:{len(both)} = " if both else "")
@@ -946,8 +946,8 @@ class _Writer:
 def as_choices(s: Conditional) -> tuple[ParallelNest, ...] | None:
     """Return an if that assigns tiles as assignments that choose between its branches; None for another if.
 
-    Both branches assign the same tiles in the same order, or one branch does not change the tiles that the other branch
-    computes only from tiles.
+    Both branches assign the same tiles in the same order, or only one branch assigns tiles, and computes them only from
+    tiles.
     """
     if not s.otherwise:
         result = [_choice(s.condition, x, _unchanged(x), s.line) for x in s.then]

@@ -156,7 +156,7 @@ class _Order:
         first, _, end = s.core.partition(":")
         others = (g.partition(":") for g in self.groups - {s.core})
         if any(int(first) < int(b) and int(a) < int(end) for a, _, b in others):
-            raise refused(s.line, f"the threads {s.core} are a part of another warp group's, which is not supported")
+            raise refused(s.line, f"the threads {s.core} are also in another warp group, which is not supported")
         if s.core not in self.groups:  # the statement comes after all earlier statements of all threads
             self.groups.add(s.core)
             _joined(self.clocks[s.core], self.clocks[_ALL])
@@ -195,7 +195,9 @@ class _Order:
         at = number_of(s.index, known)
         counts = self.counts[s.barrier]
         if at is None or not 0 <= int(at) < len(counts):
-            raise refused(s.line, f"the number of the barrier {s.barrier} is not known, or is none of {len(counts)}")
+            raise refused(
+                s.line, f"the number of the barrier {s.barrier} is not known, or is not one of 0 to {len(counts) - 1}"
+            )
         return self.barriers.setdefault((s.barrier, int(at)), _Barrier(counts[int(at)]))
 
     def at_barrier(self, s: BarrierStep, known: Mapping[str, int]) -> None:
@@ -297,8 +299,9 @@ class _Order:
             if not is_ordered and (part.is_write or other.is_write) and part.meets(other):
                 raise refused(
                     part.line,
-                    f"no barrier orders this access of {buffer.name} and that of line {other.line.number}: one of them "
-                    "is a write, and another warp group's or an asynchronous copy's",
+                    f"no barrier orders this access of {buffer.name} and the access in line {other.line.number}: "
+                    "at least one of them is a write, and they belong to different warp groups or one is an "
+                    "asynchronous copy",
                 )
             is_same = other.start == part.start and other.extent == part.extent
             is_over = is_ordered and is_same and (part.is_write or (not other.is_write and other.agent == part.agent))

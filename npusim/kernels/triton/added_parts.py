@@ -21,7 +21,7 @@ from npusim.kernels.triton.tensor_axes import View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, read
 from npusim.kernels.triton.values import Affine, Integers
 
-#: Elements of a row that one program of the second kernel adds.
+#: Number of elements of a row that one program of the second kernel adds.
 MOST_COLUMNS = 4096
 ATOMIC = "tt.atomic_rmw"
 _ADDS = f"{ATOMIC} fadd"

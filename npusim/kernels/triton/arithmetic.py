@@ -203,12 +203,12 @@ _LOG2_UNIT = ("__nv_fast_logf", "__nv_fast_log2f")
 MOST_STEPS = 100
 #: Beginning of the message that refuses a reduction down the rows of a block.
 DOWN_ROWS = "a reduction along axis 0 is not supported here"
-#: A number that hides a score when it is added to the score: it is so low that the weight is 0.
+#: A number that hides a score to which it is added: it is so low that the weight becomes 0.
 LOW = -1e4
 #: Stand-ins for unknown numbers of a row: a result is known if two numbers for the first operand and two for the second
-#: one all give it.  On both sides they are beyond any other number of a maximum or minimum.
+#: one all give it.  Both pairs are beyond any other number in a maximum or minimum, on either side.
 _STAND_INS = ((0.7e30, -3.1e30), (1.9e30, -0.4e30))
-#: Operands that leave the other operand of an operation as it is.
+#: Operands with which the result of an operation is the other operand.
 _UNITS: Mapping[str, float] = MappingProxyType(
     {"+": 0.0, "-": 0.0, "*": 1.0, "/": 1.0, "maximum": -math.inf, "minimum": math.inf}
 )
@@ -642,7 +642,7 @@ class Arithmetic(Draft, ABC):
         kept, other, chosen = hidden_value(a), hidden_value(b), hidden_value(mask.of)
         pad = (kept if kept == other else None) if chosen is None else kept if chosen else other
         states = {x.held for x in (a, b) if isinstance(x, Floats)}
-        held = states.pop() if len(states) == 1 and len(blocks) > 1 else None  # chosen or not, it is the same state
+        held = states.pop() if len(states) == 1 and len(blocks) > 1 else None  # both choices are the same state
         result = Floats(text, self._joined(mask.of, *blocks), fmt, pad, held=held)
         if mask.within is None:
             self._bind(op, result)
@@ -682,7 +682,8 @@ class Arithmetic(Draft, ABC):
         contracts, by default the first.
         """
         ways, stays = [(a, b, ", 'minus'"), (b, a, ", 'from'")], self.choices.of_code("addends").get(op.place)
-        # Two equal products may be one in compiled code. The first is contracted then: its place may be that of either.
+        # Two equal products may be one in compiled code. In this case the first product is contracted; its place may be
+        # that of either product.
         are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
         if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
@@ -710,7 +711,7 @@ class Arithmetic(Draft, ABC):
             self._set(op, x.narrow)
             return
         how = ", overflow='saturate'" if fmt.startswith("f8") and not self.choices.is_exact else ""
-        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # of a product: P of p
+        is_factor = any(o.name == "tt.dot" for o in self._uses.get(op.results[0], []))  # a factor of a product: P for p
         called = x.text.upper() if is_factor and x.text.isidentifier() else ""
         pad = x.pad if x.pad is None or math.isnan(x.pad) or fmt not in FORMATS else _rounded(x.pad, fmt)
         text = f"{self.text(x)}.to({self.choices.fmt(fmt)!r}{how})"
@@ -1195,7 +1196,7 @@ class Arithmetic(Draft, ABC):
         if not isinstance(c, Floats):
             raise op.fail("adding a tl.dot to a number is not supported; start the accumulator with tl.zeros")
         is_sum = self._walk and self._walk.is_sum
-        if self.choices.is_fresh and not is_sum:  # a matrix unit that cannot accumulate onto a result of rows
+        if self.choices.is_fresh and not is_sum:  # for a matrix unit that cannot accumulate onto a result of rows
             text = self._named(op, result, f"{a.text}{b.text.removesuffix('j')}".upper()).text
         pad = c.pad if result.pad == 0.0 else None
         held = c.held if result.pad == a.pad == 0.0 else None
@@ -1350,7 +1351,7 @@ class Arithmetic(Draft, ABC):
         bounds = [bound_of(d, r) for r, d in mask.of]
         if (
             all(bounds) and not mask.either and not any(b.steps)
-        ):  # beyond, elements that are computed and then not stored
+        ):  # beyond it, there are elements that are computed and then not stored
             limits = list(a.limits())
             for axis, most in filter(None, bounds):
                 limits[axis] = lesser(limits[axis], most)
@@ -1466,7 +1467,7 @@ class Arithmetic(Draft, ABC):
         is_visited = (np.arange(walk.most)[None] < walk.counts) & (first <= last) & (rows > 0)
         hides = np.zeros((1, 1), bool)
         for relation, d in rules:
-            if relation == "eq":  # corners alone do not decide this
+            if relation == "eq":  # the corners do not suffice to decide this
                 continue
             down, along = d.steps
             corners = [d.base + i * down + j * along for i in (0 * rows, rows - 1) for j in (first, 0 * first + last)]

@@ -315,7 +315,7 @@ def _row_of(op: Op, x: Affine) -> Affine | Listed:
 
 
 def trimmed(x: Known, mask: Known) -> Known:
-    """Return pointers by a table without those last entries that a mask hides in every program; other pointers are
+    """Return pointers whose table ends before the last entries that a mask hides in every program; other pointers are
     unchanged.
     """
     bounds = [bound_of(d, relation) for relation, d in mask.of] if isinstance(mask, Condition) else []

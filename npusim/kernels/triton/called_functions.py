@@ -1,6 +1,6 @@
 """Calls that Triton does not inline, in functions of reductions: those of functions with branches that return.
 
-A branch between two results of operations without rounding is a choice between both: all of them are computed.
+Where a branch chooses between two results of operations without rounding, both are computed and one is chosen.
 """
 
 from __future__ import annotations

@@ -188,11 +188,10 @@ class _Arithmetic(NamedTuple):
 class Contraction(NamedTuple):
     """The contractions of compiled code: code with the same ``digest`` contracts the same operations of the source.
 
-    ``addends``: for each addition that contracts a product (in the same way for all elements), by its place, the place
-    of the product to which it adds the contracted one; empty if it adds this to no product.  ``sums``: for each product
-    to which an addition adds another, contracted product, by its place, the place of the addition; the other product
-    may come from another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX
-    does not.
+    ``addends``: by the place of each addition that contracts a product (in the same way for all elements), the place of
+    the other product that it adds; empty if its other operand is no product. ``sums``: by the place of each product to
+    which an addition adds another, contracted product, the place of that addition; the contracted product may come from
+    another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
     """
 
     digest: str
@@ -279,8 +278,8 @@ def _instructions(ptx: str) -> Iterator[tuple[str, str, list[str], str]]:
             yield match[1], first, rest, place
 
 
-# LLVM joins equal operations of one line to vectors, which have the place of the first operation.  The loads from which
-# its factors come then identify the product of an instruction.
+# LLVM joins equal operations of one line to vectors, which have the place of the first operation.  The product
+# of an instruction is then identified by the loads from which its factors come.
 
 _DEFINED = re.compile(r'^\s*(%\w+) = "?([\w.]+)"?\(?(.*)$')
 _VALUE = re.compile(r"%\w+")

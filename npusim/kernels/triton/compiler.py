@@ -726,7 +726,7 @@ def _unchanged() -> ast.expr:
     return ast.parse("lambda function: function", mode="eval").body
 
 
-#: Arguments of ``@triton.jit`` for profilers, functions that change no code.
+#: Arguments of ``@triton.jit`` for profilers: functions that do not change the code.
 _FOR_PROFILERS = ("launch_metadata", "repr")
 
 

@@ -344,7 +344,7 @@ class ExactIntegers(WholeNumbers, ABC):
         text = f"where(compare({seen.text}, 0.0, 'une'), {self.text(a)}, {self.text(b)}"
         text += ")" if values else f", {self.choices.fmt(kind)!r})"
         states = {x.held for x in values}
-        held = states.pop() if len(states) == 1 and len(values) > 1 else None  # chosen or not, it is the same state
+        held = states.pop() if len(states) == 1 and len(values) > 1 else None  # both choices are the same state
         self._bind(op, Floats(text, self._joined(seen, *values), kind, one if one == other else None, held=held))
 
     def _by_value(self, op: Op, mask: ValueComparison, a: Known, b: Known) -> None:
@@ -490,7 +490,7 @@ class ExactIntegers(WholeNumbers, ABC):
         assert isinstance(result, Floats)
         why = "integers of a loop's tiles that are known at launch are treated as a tensor in memory"
         self.notes.append(f"{op.line}: {why}; the time includes loading it")
-        return replace(result, pad=None, is_even=True)  # the number there is finite, whatever it is
+        return replace(result, pad=None, is_even=True)  # the number there is finite
 
     def _goes_along(self) -> bool:
         """Return whether the tiles that the loop loads follow one another along one of their axes."""

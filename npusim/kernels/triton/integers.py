@@ -111,7 +111,8 @@ def _by_elements(op: Op, name: str, a: Affine, b: Affine, like: Affine) -> Affin
         return replace(like, base=computed(a.base, b.base))
     known = known_elements(op, like.left, like.shape)
     if not a.of and (result := affine(computed(elements(op, a), elements(op, b)), known)):
-        return replace(like, base=result.base, steps=result.steps)  # computed as if the block were within one group
+        # the indices are computed as if the block were within one group
+        return replace(like, base=result.base, steps=result.steps)
     raise _nonlinear(
         op, f"{op.name} of a block's indices is not supported; addresses must be linear along a block's axes"
     )

@@ -95,41 +95,34 @@ class Choices:
     """Choices that TTIR leaves open: fresh products instead of chained ones, contraction, and the forms of functions.
 
     ``forms``: the text of functions and divisions of float32 that a unit or a library computes in its own way, by the
-    operation of TTIR or the library's symbol.
-    ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
-    ``order``: the order of every reduction that is not in ``orders``; empty if the precision states it.
-    ``addends``: for the place of an addition that contracted one product, the place of the other product; otherwise
-    empty.
-    ``sums``: for the place of a product, the place of the additions of a sum that contracts such products.
-    ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
-    ``is_exact``: all values are float64, as in a reference.
-    ``is_apart``: each loop has separate statements, on the same tiles.
-    ``lists_elements``: elements by loaded integers, one element for each program, are a list of all programs.
-    ``listed_rows``: tensors for which the rows of each block are a list of all programs, whatever its addresses are;
-    with a period after the name, the rows of the block's part of a longer row.
-    ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, and may be stored.
-    ``adds_tiles``: fresh products of tiles are added one by one even if one product could represent them all, as when a
-    program has only a part of them (split-K).
-    ``hides_elements``: a list of a block's elements contains numbers for the elements that a mask of indices hides.
-    ``lists_in_order``: lists of rows contain the rows of one program after another, in the order of the programs.
-    ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
-    ``chooses_lanes``: all lanes are loaded, and a later choice replaces those that a mask hides alike in all programs:
-    the ``first`` ones, before the lanes that it leaves, or ``all``.
-    ``parts_by_loops``: the part of a tensor that a loop visits is separate.
-    ``cuts``: a block that has some columns of a tensor, the same in all programs, belongs to a part with only these
-    columns; blocks of a tensor's flat indices belong to the part between the first and the last index.
-    ``programs``: the programs that are read, by their numbers in the grid; empty: all programs.
-    ``multiplied``: formats of factors that the matrix unit multiplies; empty: any. FP8 that it does not multiply
-    becomes float16, which can represent all numbers of FP8.
-    ``turns``: which blocks are turned (`npusim.kernels.triton.turned_blocks`).
-    ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
-    ``ragged``: an axis of a tensor may consist of groups, the last of which is shorter.
+    operation of TTIR or the library's symbol. ``clamps_by_magnitude``: clamps of float32 between a number and its
+    opposite take the smaller magnitude. ``order``: the order of every reduction that is not in ``orders``; empty if the
+    precision states it. ``addends``: for the place of an addition that contracted one product, the place of the other
+    product; otherwise empty. ``sums``: for the place of a product, the place of the additions of a sum that contracts
+    such products. ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
+    ``is_exact``: all values are float64, as in a reference. ``is_apart``: each loop has separate statements, on the
+    same tiles. ``lists_elements``: elements by loaded integers, one element for each program, are a list of all
+    programs. ``listed_rows``: tensors for which the rows of each block are a list of all programs, whatever its
+    addresses are; with a period after the name, the rows of the block's part of a longer row. ``fills_rows``: rows that
+    the mask of a load hides consist of the number that replaces them, and may be stored. ``adds_tiles``: fresh products
+    of tiles are added one by one even if one product could represent them all, as when a program has only a part of
+    them (split-K). ``hides_elements``: a list of a block's elements contains numbers for the elements that a mask of
+    indices hides. ``lists_in_order``: lists of rows contain the rows of one program after another, in the order of the
+    programs. ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
+    ``chooses_lanes``: all lanes are loaded, and a later choice replaces those that a mask hides in the same way in all
+    programs: the ``first`` lanes, before those that the mask leaves, or ``all`` hidden lanes. ``parts_by_loops``: the
+    part of a tensor that a loop visits is separate. ``cuts``: a block that has some columns of a tensor, the same in
+    all programs, belongs to a part with only these columns; blocks of a tensor's flat indices belong to the part
+    between the first and the last index. ``programs``: the programs that are read, by their numbers in the grid; empty:
+    all programs. ``multiplied``: formats of factors that the matrix unit multiplies; empty: any. FP8 that it does not
+    multiply becomes float16, which can represent all numbers of FP8. ``turns``: which blocks are turned
+    (`npusim.kernels.triton.turned_blocks`). ``knows_tiles``: integers and masks of a loop's tiles that are known at
+    launch are tiles of a tensor. ``ragged``: an axis of a tensor may consist of groups, the last of which is shorter.
     ``loads_again``: a block that is combined with itself along its other axis is loaded twice, and vectors along rows
-    and along columns of one tensor are separate loads.
-    ``lanes``: blocks that are read lane by lane (`npusim.kernels.triton.whole_lanes`); None: no block.
-    ``unrolls``: a loop of few iterations, with the same number in every program, is written as its iterations one after
-    another, if a mask of its loads has a lower bound.
-    ``converts_wide``: floats become integers of 8 bits as ones of 16, of which a store has the low 8 (PTX).
+    and along columns of one tensor are separate loads. ``lanes``: blocks that are read lane by lane
+    (`npusim.kernels.triton.whole_lanes`); None: no block. ``unrolls``: a loop of few iterations, with the same number
+    in every program, is written as its iterations one after another, if a mask of its loads has a lower bound.
+    ``converts_wide``: floats become integers of 16 bits instead of 8, and a store writes their low 8 bits (PTX).
     ``asked``: the choices in `WAYS` that a reading used; ``asked_of_code``: the choices in `OF_CODE` that any reading
     of the launch used.
     """
@@ -329,13 +322,12 @@ class Stored(Load):
 class HiddenLanes:
     """Facts of lanes that masks hide.
 
-    ``unsteady``: states whose masked lanes have other values later than at the start of the loop, by an earlier
-    reading, and whether no mask hides any in the first iteration.  ``changed``: the same of this reading; ``lanes``:
-    axes of each state.  ``relied``: axes along which hidden lanes had to be known.  ``unlike_rows``: axes whose hidden
-    rows are unlike hidden columns.  ``uncut``: sums, maxima and products along axes that no mask cut there.
-    ``windowed``: tensors with blocks in which a mask hides any elements.  ``numbers``: the number of each load, if it
-    has one. ``chosen``: choices by known masks: the mask's block, and the hidden values of the two blocks that it
-    chooses from.
+    ``unsteady``: states whose masked lanes change during the loop, as an earlier reading showed, each with whether no
+    mask hides lanes in the first iteration. ``changed``: the same of this reading; ``lanes``: axes of each state.
+    ``relied``: axes along which hidden lanes had to be known. ``unlike_rows``: axes whose hidden rows differ from
+    hidden columns. ``uncut``: sums, maxima and products along axes that no mask cut there. ``windowed``: tensors with
+    blocks in which a mask hides any elements. ``numbers``: the number of each load, if it has one. ``chosen``: choices
+    by known masks: the mask's block, and the hidden values of the two blocks that it chooses from.
     """
 
     unsteady: Mapping[str, bool]
@@ -374,7 +366,7 @@ class Draft:
         self.seen = dict[str, KnownBlock]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
-        #: Axes that a mask cuts; rows that a sum or maximum along the other axis of a block leaves; formats of
+        #: Axes that a mask cuts; rows that remain after a sum or maximum along the other axis of a block; formats of
         #: products, of their first factors and sums; ``precision``: ``input_precision`` of products of float32.
         self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
         self.precision, self.hidden = "", HiddenLanes(unsteady)
@@ -493,7 +485,7 @@ class Draft:
         is_visited = np.arange(walk.most)[None] < walk.counts
         for load in known:
             at = [self.root(a) for a in load.axes].index(self.root(axis))
-            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # of two loops the second
+            left = np.minimum(load.left[at], load.pointer.shape[at])[:, -walk.most :]  # the second of two loops
             if np.any((left > most) & is_visited):
                 return True
         return False if known else None

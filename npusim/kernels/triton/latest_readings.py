@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.launch_phases import Check, LaunchGrid
     from npusim.kernels.triton.reader import Reader
 
-#: Launches whose readings are stored, and the most programs of one: arrays have an entry for each program.
+#: Number of launches whose readings are stored, and the largest number of programs of such a launch: arrays have an
+#: entry for each program.
 MOST_LAUNCHES, MOST_PROGRAMS = 16, 2**14
 
 

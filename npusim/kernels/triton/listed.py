@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Largest number of entries of a table of the integers of all programs and iterations.
 MOST_LISTED = 1 << 22
-#: Bits of integers that are read without their sign.
+#: Number of bits of integers that are read without their sign.
 BYTE = 8
 #: For each relation the one that is true of two numbers in the other order.
 _TURNED: Mapping[str, str] = MappingProxyType({"slt": "sgt", "sgt": "slt", "sle": "sge", "sge": "sle"})
@@ -56,9 +56,9 @@ def table_of(
 ) -> Listed:
     """Return integers by their elements, (program, iteration, *axes), as a table; equal programs share its entries.
 
-    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of``: the groups of programs
-    that share entries, by their integers; by default programs with equal integers.  Raises `ProgramError` for a block
-    along two axes, or for too many entries.
+    ``known``: which elements have a value: all, or the first ones of an axis.  ``kinds_of`` returns the groups of
+    programs that share entries, from the integers; by default these are the programs with equal integers.  Raises
+    `ProgramError` for a block along two axes, or for too many entries.
     """
     wide = [i for i, n in enumerate(shape) if n > 1]
     values, known = np.broadcast_arrays(values, True if known is None else known)
@@ -100,7 +100,7 @@ def unlike_rows(rows: Integers) -> tuple[Integers, Integers]:
     return rows[[first[key] for key in ordered]], np.array([number[key] for key in keys], np.int64)
 
 
-#: Most rows that one row is compared with, to find another one that has its integers.
+#: Largest number of rows with which one row is compared to find another row with the same integers.
 _MOST_COMPARED = 16
 
 
@@ -112,7 +112,7 @@ def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
     kinds, of_each = unlike_rows(rows)
     if known.all():
         return kinds, of_each
-    seen = np.zeros(kinds.shape, bool)  # of equal rows: what any of them has
+    seen = np.zeros(kinds.shape, bool)  # values that any of several equal rows has
     np.logical_or.at(seen, of_each, known)
     within, kept = np.arange(len(kinds)), dict[int, list[int]]()
     for i in np.argsort(-seen.sum(1), kind="stable").tolist():
@@ -128,8 +128,8 @@ def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
 
 
 def alike_programs(*values: Listed | Condition | Affine | Booleans | None) -> tuple[Integers, Integers] | None:
-    """Return programs in which some integers are those of all programs, and for each program which of these stands for
-    it; None where all programs differ, or none does.
+    """Return programs that represent all programs with the same integers, and for each program the one that represents
+    it; None if all programs differ, or none.
     """
     parts, waiting = list[Any](), list[Any](values)
     while waiting:
@@ -382,8 +382,8 @@ def compared_by_table(op: Op, relation: str, a: Listed | Affine, b: Listed | Aff
 
 
 def compared_as_stairs(op: Op, relation: str, a: Listed | Affine, b: Listed | Affine) -> Condition | None:
-    """Return a comparison of a list along one axis of a block with integers along the other axis as one of linear
-    integers, for a list whose entries rise by one every few elements (``rows // 4``); None for others.
+    """Return the comparison of a list along one axis of a block with integers along the other axis, as a comparison of
+    linear integers, if the list's entries rise by one every few elements (``rows // 4``); None for other lists.
 
     ``x // c >= d`` where ``x >= c d``, so that no element is computed.
     """
@@ -427,8 +427,8 @@ def _stairs(values: Integers) -> tuple[int, Integers] | None:
 
 
 def as_condition(op: Op, mask: ListedMask, is_read: Booleans) -> Condition | None:
-    """Return a mask by a table that keeps the first elements along one axis of a block, in each program, as a
-    comparison of the elements' places; None for another mask.
+    """Return, as a comparison of the elements' places, a mask by a table that keeps, in each program, the first
+    elements along one axis of a block; None for another mask.
     """
     axis = _axis(mask)
     if axis is None or mask.at.of or (mask.beyond is None and any(x is not None for x in mask.at.limits())):

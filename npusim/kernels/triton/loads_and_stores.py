@@ -359,7 +359,7 @@ class Memory(ExactIntegers):
         self.anew |= {axis for axis, *is_anew in begin_anew if any(is_anew)}
         self._note_cuts(axes, pointer.shape, left)
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
-        if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the same in the loop before
+        if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the loop before reads it too
             self._join_loads(op, before, pointer, left)
             self.walks[-1].loads.append(before.name)
             self._note_cuts(before.axes, pointer.shape, left)
@@ -387,7 +387,7 @@ class Memory(ExactIntegers):
                 f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
             )
         if not self.choices.is_apart:
-            if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # the tensor of this loop is joined to it
+            if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # both loops then read one tensor
                 raise op.fail(
                     f"the loop reads {pointer.of} more often than the loop before it; read the same tiles in both"
                 )
@@ -1065,7 +1065,7 @@ class Memory(ExactIntegers):
             )
         for relation, d in condition.of:
             bound = bound_of(d, relation)
-            if bound is None and not any(d.steps) and left:  # of a complete tile, or of a program
+            if bound is None and not any(d.steps) and left:  # true for a whole tile or program
                 self.cuts |= {None} if self._walk else set()
                 left = [np.where(RELATIONS[relation](d.base, 0), x, 0) for x in left]
                 continue

@@ -1,8 +1,8 @@
 """Tensors that a kernel stores to and also accesses elsewhere, where its blocks are read lane by lane.
 
-A program may load what it stores later, and may store twice to an element, of which the last store counts: where one
-thread makes both accesses, which are of one lane, or a barrier is between them.  Elements that are loaded behind a
-store of the same program, or that several programs access, are refused by name.
+A program may load an element that it stores to later, and may store to an element twice (the last store counts), if
+both accesses are in the same lane and thus in one thread, or if a barrier is between them. Elements that are loaded
+after a store of the same program, or that several programs access, are refused by name.
 """
 
 from __future__ import annotations

@@ -686,7 +686,7 @@ class Reader(WholeLanes):
     def _npusim_meets(self, op: Op, equal: Known, mask: Known) -> None:
         """Refuse an element that is stored after a loop if it is in none of the tiles that the loop stores."""
         ((_, d),), rules = self._condition(op, equal).of, self._condition(op, mask)
-        lane = -d.base * d.steps[0]  # of neighbours along one axis, in either direction
+        lane = -d.base * d.steps[0]  # neighbours along one axis, in either direction
         met = (lane >= 0) & (lane < d.shape[0]) & self.is_read(d.base.shape[1])
         for relation, bound in rules.of:
             met = met & RELATIONS[relation](bound.base + bound.steps[0] * lane, 0)
@@ -759,7 +759,7 @@ class Reader(WholeLanes):
     def _is_last(self, op: Op) -> bool:
         """Return whether no operation with an effect follows an operation of the kernel."""
         operations = self.function.operations
-        if op not in operations:  # an iteration of a loop of blocks is a program of its own
+        if op not in operations:  # each iteration of a loop of blocks is a separate program
             loop = next((o for o in operations if o is self._block_loop and op in o.body), None)
             if loop is None or not self._is_last(loop):
                 return False
@@ -860,7 +860,7 @@ class Reader(WholeLanes):
         new = self._new_states(op, names, ends)
         if not new and all(names) and not walk.lines and not walk.loads and not earlier.keys() & {*names}:
             self._walk, self._taken, self.states = None, self._taken | taken, earlier
-            self.walks.pop()  # no program changes anything in it
+            self.walks.pop()  # no program changes a value in this loop
             self.values |= zip(op.results, map(self.values.__getitem__, starts), strict=True)
             return
         if new:
@@ -1107,7 +1107,7 @@ class Reader(WholeLanes):
             moved = within(op, replace(moved, base=moved.base + by))
             self.values[inner] = replace(x, rest=moved) if isinstance(x, Listed) else moved
             return ""
-        if isinstance(x, Floats) and x.text in self.states:  # the state continues that of the loop before
+        if isinstance(x, Floats) and x.text in self.states:  # the state continues the state of the previous loop
             if x.text in {known.text for known in self.walks[-1].entered.values()}:
                 why = f"and another value of the loop both begin with what the loop before leaves in {x.text}"
                 raise op.fail(f"{plain_name(inner)} {why}, which is not supported; carry both through both loops")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Packages whose frames are between a program's launch and the function that records it.
 _LANGUAGES = ("npusim.kernels.", "triton.runtime", "tilelang")
-#: Lanes of a warp on every GPU of NVIDIA's (CUDA C++ Programming Guide).
+#: Number of lanes of a warp on every GPU of NVIDIA's (CUDA C++ Programming Guide).
 WARP = 32
 
 

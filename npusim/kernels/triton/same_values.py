@@ -102,7 +102,7 @@ class SameValues(LaneElements, ABC):
                 continue
             is_of_integers = op.results and all(isinstance(self.values.get(r), _OF_INDICES) for r in op.results)
             if is_of_integers and not op.body and not op.name.startswith("tt.load"):
-                continue  # what reads them decides
+                continue  # the operations that read these integers decide
             for name in op.operands[1:4] if op.name == "scf.for" else op.operands:
                 if isinstance(x := self.values.get(name), _OF_INDICES):
                     yield x

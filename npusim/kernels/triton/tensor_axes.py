@@ -71,7 +71,7 @@ class Ragged(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """Elements from an index of the axis around it to the next one; 0 if there is none."""
+        """Distance, in elements, from one index of the enclosing axis to the next; 0 if there is no enclosing axis."""
         return min((b for b in self.by if b > self.by[self.axis]), default=0)
 
     def ends(self, base: Integers, sides: Sequence[tuple[int, Integers]]) -> Integers:
@@ -86,23 +86,25 @@ class Ragged(NamedTuple):
         return np.asarray(last + 1)
 
     def filled(self, whole: Array) -> Array:
-        """Return a view's values with the number, else with zeros that nothing reads, for what the last group lacks."""
+        """Return a view's values, with the shorter last group filled up: by the number, or by zeros that
+        nothing reads.
+        """
         lacks = [(0, -n % self.inner if i == self.axis else 0) for i, n in enumerate(self.sizes)]
         return np.pad(whole.reshape(self.sizes), lacks, constant_values=whole.dtype.type(self.number or 0.0))
 
 
 @dataclass(frozen=True)
 class View(Tensor):
-    """A view: ``sizes`` and ``by`` (strides, in elements) of its axes, and which of these are each of `AXES`.
+    """A view: ``sizes`` and ``by`` (strides, in elements) of its axes, and the axes that form each of `AXES`.
 
-    ``fixed``: axes along which every program accesses one index.  Axes with one index, or with stride 0, are not among
-    them; ``described``, ``described_by``: sizes and strides in a descriptor.  ``is_exchanged``: the stride along its
-    rows is the smaller one.  ``storage``, ``offset``: the memory that contains it, and its first element there.
-    ``parts``: number of parts, along its first axis, of a tensor to which atomic additions add, which are one in
-    memory; ``sums``: the same for the tensor of the sums.  ``of``: the parameter, if the view has another name.
-    ``cut``: the part of a view that has only some indices of an axis.  ``ragged``: the view has an axis as groups, the
-    last of which is shorter; its size is that of complete groups.  ``spans``: the first element of each tensor to which
-    addresses belong, and the one behind its last; empty for one tensor.
+    ``fixed``: axes along which every program accesses one index. Axes with one index, or with stride 0, belong to none
+    of them; ``described``, ``described_by``: sizes and strides in a descriptor. ``is_exchanged``: the stride along its
+    rows is the smaller one. ``storage``, ``offset``: the memory that contains it, and its first element there.
+    ``parts``: for a tensor to which atomic additions add, the number of parts along its first axis, which share one
+    place in memory; ``sums``: the same for the tensor of the sums. ``of``: the parameter, if the view has another name.
+    ``cut``: the part of a view that has only some indices of an axis. ``ragged``: the view has an axis that consists of
+    groups, the last of which is shorter; its size is that of complete groups. ``spans``: the first element of each
+    tensor to which addresses belong, and the one behind its last; empty for one tensor.
     """
 
     sizes: tuple[int, ...] = ()
@@ -157,7 +159,7 @@ class View(Tensor):
             return np.zeros_like(offsets)
         *outer, last = group
         result, inner = at[last], self.sizes[last]
-        for i in reversed(outer):  # neighbours in a group need not be so in memory: pages, and rows of one
+        for i in reversed(outer):  # neighbours in a group may not be neighbours in memory: pages, and rows of one page
             result, inner = result + at[i] * inner, inner * self.sizes[i]
         return result
 
@@ -244,7 +246,7 @@ class View(Tensor):
         return 1 + sum((n - 1) * step for n, step in zip(self.sizes, self.by, strict=True))
 
     def with_one_index(self, pointer: Affine, left: Sequence[Integers]) -> Affine:
-        """Return a block's pointers with strides that no axis has where at most one index of an axis is read.
+        """Return a block's pointers; along axes of which at most one index is read, they have strides that no axis has.
 
         The view has no axis of one index, and its stride may be that of another axis: ``x[i, j]`` with strides
         ``[1, 1]`` in a tensor of one column.
@@ -292,7 +294,7 @@ class View(Tensor):
 
     @property
     def argument(self) -> tuple[int, ...]:
-        """The shape of the argument that the parameter has."""
+        """The shape of the parameter's argument."""
         return self.described or self.sizes
 
     def is_apart_from(self, other: View) -> bool:
@@ -322,9 +324,9 @@ class View(Tensor):
         return replace(self, sizes=whole, ragged=Ragged(axis, self.sizes, self.by, inner)).halved(axis, inner)
 
     def with_axes_of(self, parts: View) -> View | None:
-        """Return the view with the axes of its parts in an atomic addition, but for the axis of parts.
+        """Return the view with the axes that its parts in an atomic addition have, except the axis of parts.
 
-        None where some index of another axis has no part.
+        None if an index of another axis does not occur in the parts.
         """
         gone = 1 if parts.parts > 1 else 0
         batch, heads, splits, rows, columns = ([i - gone for i in group if i >= gone] for group in parts.groups)
@@ -334,8 +336,8 @@ class View(Tensor):
         return view.assigned(batch=tuple(batch), heads=tuple(heads), rows=tuple(rows), columns=tuple(columns))
 
     def has_places_of(self, other: View) -> bool:
-        """Return whether each index along batch, heads, rows and columns is of the same elements as in another view of
-        the same tensor, each but for an axis of parts.
+        """Return whether, apart from an axis of parts, each index along batch, heads, rows and columns selects the same
+        elements as in another view of the same tensor.
         """
         return all(
             np.array_equal(self._offsets(own), other._offsets(its))
@@ -355,7 +357,9 @@ class View(Tensor):
         return result
 
     def flat(self) -> View | None:
-        """Return the view, none of whose axes is anything yet, with all of them as one; None where gaps are between."""
+        """Return the view, whose axes are all unassigned, with all of them joined into one; None if there are gaps
+        between them.
+        """
         return self._merged(tuple(range(len(self.sizes))))
 
     def _merged(self, group: Group) -> View | None:
@@ -381,7 +385,8 @@ class View(Tensor):
         return view if gone else self
 
     def every(self, bases: Integers, *, is_part: bool = False) -> View:
-        """Return the view if its further axes are accessed only at every n-th index: that axis is fixed.
+        """Return the view with its unassigned axes divided if only every n-th index of them is accessed: the index
+        within a group of n is then fixed.
 
         ``bases``: offsets of the accessed blocks; ``is_part``: also for a single index.
         """
@@ -437,7 +442,9 @@ class View(Tensor):
         return np.where(self.exists[head], values, values.dtype.type(self.ragged.number))
 
     def of_no_element(self, head: tuple[int, int]) -> Array | None:
-        """Return which places of a (batch, head), (rows, columns), are of no element of the argument; None for none."""
+        """Return which places of a (batch, head), as (rows, columns), belong to no element of the argument; None if
+        there are no such places.
+        """
         return None
 
     @property
@@ -476,9 +483,10 @@ class View(Tensor):
 class GatheredView(View):
     """Rows of a view that are accessed by a table, as the outermost axis of a separate view.
 
-    ``source``: the view; ``along``: its axes that the table leads along; ``listed``: of each row here the offset of its
-    first element there, -1 of an entry that leads to none, which has the number ``hidden`` where it is loaded. ``run``:
-    how many entries on average follow one another in memory, of a list of single elements; 0 of other lists.
+    ``source``: the view; ``along``: the axes of the source that the table indexes; ``listed``: for each row here, the
+    offset of its first element in the source; -1 for an entry without such an element, which is loaded as the number
+    ``hidden``. ``run``: for a list of single elements, the average number of entries that follow one another in memory;
+    0 for other lists.
     """
 
     source: View | None = None
@@ -489,7 +497,7 @@ class GatheredView(View):
 
     @property
     def by_row(self) -> int:
-        """Elements from one row to the next in the offsets here: more than the view has."""
+        """Distance from one row to the next in the offsets here; no row is longer than this."""
         assert self.source is not None
         return self.source.extent
 
@@ -518,7 +526,7 @@ class GatheredView(View):
         return (self.listed, self.along, self.hidden) == (other.listed, other.along, other.hidden)
 
     def leads_nowhere(self) -> Array:
-        """Return which elements are of entries that lead to no row."""
+        """Return which elements belong to entries that select no row."""
         is_none = np.array(self.listed, np.int64) < 0
         return np.repeat(is_none, prod(self.sizes) // len(is_none)).reshape(self.sizes)
 
@@ -527,7 +535,9 @@ class GatheredView(View):
         return min(self.run, rows * cols) if self.run else super().piece(rows, cols)
 
     def of_no_element(self, head: tuple[int, int]) -> Array | None:
-        """Return which places of a (batch, head), (rows, columns), are of no row of the list; None for none."""
+        """Return which places of a (batch, head), as (rows, columns), belong to no row of the list; None if there are
+        no such places.
+        """
         nowhere = self.leads_nowhere()
         return self.by_heads(nowhere)[head] if nowhere.any() else None
 

@@ -1,4 +1,4 @@
-"""Blocks, whatever their masks leave: the lanes of all programs and iterations as separate tensors.
+"""Blocks with any masks: the lanes of all programs and iterations, as the elements of separate tensors.
 
 A tile of such a tensor has every lane of its block: a lane that a mask hides has the number of ``other=``, and belongs
 to no element when it is stored.  Masks that differ between lanes, lengths that differ between programs, and sums over

@@ -76,7 +76,7 @@ class WholeNumbers(Arithmetic, ABC):
         unsteady: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
         super().__init__(function, arguments, grid, choices, unsteady)
-        #: The indices from which the index of a maximum comes, and whether a mask may hide that element.
+        #: The indices among which the index of a maximum is chosen, and whether a mask may hide the chosen element.
         self._places = dict[str, tuple[Affine, bool]]()
         #: For each tensor of integers that is stored to, the format of FP8 whose bytes it has; otherwise empty.
         self.bytes_of = dict[str, str]()

@@ -91,7 +91,8 @@ class AscendMachine(Machine):
         if isinstance(tiling, GemmFields) and tiling.nd2nz == "vector" and "nd2nz" not in tiling.model_fields_set:
             off = " and ".join(off_rows(problem))
             return tiling, (
-                f"nd2nz=vector: rows of {off} not aligned to 256 bytes; vector cores rearrange them first, as in CANN",
+                f"nd2nz=vector: rows of {off} are not aligned to 256 bytes; vector cores rearrange them first, as "
+                "in CANN",
             )
         if isinstance(tiling, RegisterFields):
             tiling = self._coded(tiling)
@@ -239,10 +240,12 @@ class AscendMachine(Machine):
             decided=decided,
         )
         is_open = decided.code is not None and decided.code.layout == self.usual.masked_layout and t.layout is None
-        return fields, "layout=nd: with a mask a register holds keys of one row; assumed for CANN's" if is_open else ""
+        return fields, (
+            "layout=nd: with a mask a register holds keys of one row; this is an assumption about CANN's kernel"
+        ) if is_open else ""
 
     def compiled(self, called: str, phase: Phase, tiling: Tiling, _down: int = 0, piece: int = 0) -> tuple[Any, str]:
-        """Return how a compiled phase runs: its products in the pieces of a sum that it loads at once."""
+        """Return how a compiled phase runs: its products are divided into the pieces of k that it loads at once."""
         fields, note = self.fields_for(called, phase, tiling)
         products = [s for s in phase.stages if s.is_product]
         if not piece or len(products) != 1:

@@ -428,7 +428,7 @@ def bank_of(address: int, banks: BankSpec) -> tuple[int, int]:
 
 
 Instructions = list[tuple[str, int]]
-#: Bits of a byte.
+#: Number of bits of a byte.
 BITS = 8
 
 

@@ -35,7 +35,7 @@ AIV = "aiv"
 MTE1, MTE2, CUBE, FIXP = "aic.MTE1", "aic.MTE2", "aic.CUBE", "aic.FIXP"
 GM, L1 = "gm", "aic.L1"
 PING_PONG = 2
-#: Elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
+#: Number of elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
 #: ascend.md section 2.1.
 SLICE_ELEMENTS = 8192
 
@@ -54,7 +54,7 @@ class VectorCore:
 
 @record
 class RowSlice:
-    """``rows`` rows of a tile, from ``row`` on; they begin at ``at`` among the ``share`` rows of their vector core.
+    """``rows`` rows of a tile, from ``row`` on; they begin at row ``at`` of the ``share`` rows of their vector core.
 
     Whether the rows are the first and the last of that share.
     """

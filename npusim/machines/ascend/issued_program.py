@@ -382,7 +382,7 @@ class _CoreGroupRun:
         left += [p.entries[0][1] for p in self.pipes.values() if p.entries]
         if left:
             raise SpecError(
-                f"{self.costs.path}:{left[0].line}: {left[0]} waits for ever; `npusim check` shows the reason"
+                f"{self.costs.path}:{left[0].line}: {left[0]} waits forever; `npusim check` shows the reason"
             )
         return max([p.ended for p in self.pipes.values()] + [c.time for c in self.cores.values()])
 

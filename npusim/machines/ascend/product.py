@@ -406,7 +406,7 @@ class CubeProduct:
         is_left, mode = n == self.left, self.modes[n]
         start, width = corner.band if is_left else corner.panel
         first, last = corner.is_first and piece.is_first, corner.is_last and piece.is_last
-        # The size of the piece in L1 along k and across it, and where the part begins in the piece.
+        # The size of the piece in L1, along k and across k, and the position at which the part begins in the piece.
         along = self.frame.size(block, self.k_axis, tile), piece.k
         across = width, 0
         match mode:

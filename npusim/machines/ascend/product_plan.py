@@ -107,10 +107,10 @@ class AscendTiling:
         return tuple(self.plans.items()), most
 
 
-#: Blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
+#: Number of blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Bytes of a row of A in one load of the vendor's products: four pieces of 64 elements of 16 bits (stepK 4 of the
-#: Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
+#: Number of bytes of a row of A in one load of the vendor's products: four pieces of 64 elements of 16 bits (stepK 4 of
+#: the Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
 #: kernels/manual/a5/matmul_mxfp8_performance).
 LOADED_BYTES = 512
 
@@ -282,10 +282,10 @@ class GemmFields(Tiling):
         default=None, description=("operands that are loaded completely for all tiles of a core's share; default: none")
     )
     single_m: int | None = Field(
-        default=None, ge=16, description="rows of C that one core computes (singleCoreM); default: a tile's"
+        default=None, ge=16, description="rows of C that one core computes (singleCoreM); default: rows of a tile"
     )
     single_n: int | None = Field(
-        default=None, ge=16, description="columns of C that one core computes (singleCoreN); default: a tile's"
+        default=None, ge=16, description="columns of C that one core computes (singleCoreN); default: columns of a tile"
     )
     slots_l1a: int | None = Field(
         default=None, ge=1, description="number of pieces of A in L1; default: 2, or 1 if A is loaded whole"
@@ -323,8 +323,8 @@ class GemmFields(Tiling):
 
 
 class RowsFields(Tiling):
-    """Number of elements that a vector core processes at a time; number of slots, or pieces of rows, if UB does not
-    hold two such parts.
+    """Number of elements that a vector core processes at a time; number of slots, or number of pieces of a row, if UB
+    does not hold two such parts.
     """
 
     elements: int = Field(

@@ -162,8 +162,8 @@ class Buffers:
             if space == memory and first != begin and first < end and begin < last:
                 raise ProgramError(
                     f"{title}: a part of its rows at a time (a slice of a vector core's rows) cannot be written as "
-                    "text; one slice has all rows with vector_rows= a core's rows, and tiles of as many keys as a head "
-                    "has columns"
+                    "text; for one slice of all rows, set vector_rows= to the rows of a core and use tiles with "
+                    "as many keys as a head has columns"
                 )
         self.spans[memory, begin] = max(end, self.spans.get((memory, begin), 0))
         result = self._made(key, memory, title, tile.offset_bytes, 1, tile.rows, tile.stride, tile.fmt, 0)

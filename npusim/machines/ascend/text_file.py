@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 #: Numbers of steps, beyond the first two lengths, for which the text for all lengths is compared with the program.
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
-    "The text has the values, the order, the buffers and the flags of the program. It does not state the time: costs, "
-    "L2 and the launch are the device's. A wait for a flag between cores stops the scalar unit of its core, where the "
-    "program stops one pipe. Slots of a ring in a core begin at 0 for each block. The sum of a row, exponentials and "
-    "products are the device's own."
+    "The text has the values, the order, the buffers and the flags of the program. It does not state the time: "
+    "costs, L2 and the launch are the device's. A wait for a flag between cores stops the scalar unit of its "
+    "core, where the program stops one pipe. Slots of a ring in a core begin at 0 for each block. The device "
+    "computes sums of rows, exponentials and products in its own way."
 )
 
 

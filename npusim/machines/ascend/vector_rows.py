@@ -231,7 +231,8 @@ class VectorShare:
         """Let rows that compute operands of products share rings: one for K and V, and one for their scales."""
         axis, *cols = self.frame.axes(n)
         if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
-            others = {m: self.frame.axes(m) for m in rings if m not in together}  # one operation needs all these names
+            # one operation needs all of these names at once
+            others = {m: self.frame.axes(m) for m in rings if m not in together}
             alike = (rings[m] for m, (a, *c) in others.items() if a == axis and len(c) == len(cols))
             if ring := next((ring for ring in alike if ring.slot_bytes >= size), None):
                 rings[n] = ring

@@ -64,7 +64,7 @@ class KernelText:
         Raises `UnlikeError` if the two differ in more than numbers.
         """
         if (self.outputs, self.workspaces) != (longer.outputs, longer.workspaces):
-            raise UnlikeError("the texts have other tensors")
+            raise UnlikeError("the texts have different tensors")
         parameters = as_one(self.parameters, longer.parameters, variable, start, steps)
         body = as_one(self.body, longer.body, variable, start, steps)
         lines = tuple(x for x in parameters if isinstance(x, TextLine))
@@ -78,11 +78,13 @@ def kernel_text(program: TileProgram, device: DeviceSpec, *, grows: bool = False
     Raises `ProgramError`, which names the operation, for anything that the language cannot state.
     """
     if len(program.phases) != 1 or program.clears:
-        raise ProgramError(f"{program.name}: several launches, which one kernel does not have")
+        raise ProgramError(
+            f"{program.name}: it has several launches, but the text is that of one kernel, which has one launch"
+        )
     (phase,) = program.phases
     queues = {q.name for q in program.queues}
     if {name.partition(".")[0] for name in queues} != set(_CORES):
-        raise ProgramError(f"{program.name}: core groups of other cores than one {AIC} and two {AIV}")
+        raise ProgramError(f"{program.name}: its core groups do not consist of one {AIC} and two {AIV}")
     return _KernelWriter(program, phase, device, grows=grows).text()
 
 
@@ -155,8 +157,8 @@ class _KernelWriter:
         shapes = shapes_of(phase)
         if len(shapes) > 1:
             raise ProgramError(
-                f"{self.program.name}: its blocks have {len(shapes)} shapes (tiles with a mask, ragged tails), and the "
-                "text has one"
+                f"{self.program.name}: its blocks have {len(shapes)} shapes (tiles with a mask, ragged tails), but "
+                "the text can describe only one"
             )
         try:
             return twin(blocks, "block", symbols_in(self.symbols))
@@ -230,11 +232,13 @@ class _KernelWriter:
         number = "block" if self._has_tasks else "cid"
         every = {symbol: [int(v) for v in values] for symbol, values in self.symbols.items()}
         texts = {symbol: mixed_radix(values, number) for symbol, values in every.items()}
-        # the blocks are equal except for coordinates, so that their order changes neither values nor the time
+        # the blocks differ only in their coordinates, so that their order changes neither values nor the time
         if None in texts.values():
             order = sorted(range(count), key=lambda i: [values[i] for values in every.values()])
             texts = {symbol: mixed_radix([values[i] for i in order], number) for symbol, values in every.items()}
-            self.notes.append("Blocks are all alike; core groups get them in the order of their place.")
+            self.notes.append(
+                "The blocks differ only in their coordinates; core groups run them in the order of the coordinates."
+            )
         if None in texts.values():
             odd = next(symbol.name for symbol, text in texts.items() if text is None)
             raise ProgramError(f"{self.program.name}: no formula gives {odd} for all {count:,} blocks")
@@ -290,9 +294,9 @@ class _KernelWriter:
                 sums[name] = sums[name] * step.attributes.accumulate + 1
                 if step.attributes.accumulate and sums[name] > 1:
                     raise ProgramError(
-                        f"{self.program.name}: {item.label} on {item.queue}: a sum of several pieces without a loop "
-                        "has no text whose values npusim reads back; name block_k= and load_k= of one size, or more "
-                        "or fewer pieces"
+                        f"{self.program.name}: {item.label} on {item.queue}: npusim cannot read back the text of a "
+                        "sum of several pieces without a loop; set block_k= and load_k= to the same size, or use "
+                        "more or fewer pieces"
                     )
 
     def _loop(self, loop: Loop, made: Streams) -> None:
@@ -386,7 +390,7 @@ class _KernelWriter:
             chosen, own = how.arithmetic, device.matrix_engine(AIC).arithmetic_of(step.operands()[1].fmt)
         if chosen != own:
             what = f"{step.opcode.value} with {chosen}, which the text does not state"
-            raise ProgramError(f"{what}; the device's own is {own or 'plain'}")
+            raise ProgramError(f"{what}; the device's is {own or 'plain'}")
 
     # ------------------------------------------------------------ operands and flags
     def _operand(self, x: Operand, generations: Mapping[tuple[int, bool], Sum], *, is_turned: bool) -> TextLine:

@@ -244,11 +244,13 @@ class PlannedCollective:
         return float(start + self.sent_share * self.call.size_bytes / tuner.bytes_per_s.value)
 
     def sending_bytes_per_s(self) -> float:
-        """Return rank 0's average sending rate while the collective runs, for each rank's claim on memory."""
+        """Return the average rate at which rank 0 sends while the collective runs; it determines how much of the
+        memory's bandwidth each rank uses.
+        """
         return self.sent_share * self.closed_form.bytes_per_s
 
     def chunk_sizes(self) -> list[int]:
-        """Return the bytes of the pieces in which the message moves through all rounds, about equal."""
+        """Return the sizes in bytes, about equal, of the pieces in which the message passes through all rounds."""
         most = self.mode.chunk_bytes
         pieces = 1 if most is None else ceil_div(self.call.size_bytes, most.value)
         return [size for size in self._cut(self.call.size_bytes, pieces) if size]

@@ -86,8 +86,8 @@ def simulated_work(
 ) -> KernelWork:
     """Return the work of children that are simulated on their device, and the resources that they use.
 
-    An attention has blocks that occupy cores, like the blocks of the node's table: a collective that cores drive waits
-    for these blocks, and uses the cores of later blocks.  ``is_issued``: the host that the node's file describes issues
+    The blocks of an attention occupy cores, like the blocks of the node's table: a collective that cores drive waits
+    for these blocks, and uses the cores of later blocks. ``is_issued``: the host that the node's file describes issues
     the kernel, whose time is then that of a launch.
     """
     results = [child.result for child in children]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
-#: Rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
+#: Number of rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
 #: The role of a kernel in a layer: its part in the table of a run, and in the node file's table of times.
 KernelRole = Literal["attention", "decode", "linear", "rows"]
@@ -150,7 +150,7 @@ KernelTimer = Callable[[NodeKernel], KernelWork]
 
 @dataclass(slots=True)
 class KernelOp(TileOp):
-    """A launch in a queue of a device, for ``rows`` rows from ``row`` over batch and sequence."""
+    """A launch in a queue of a device, for ``rows`` rows of all sequences together, beginning with ``row``."""
 
     kernel: NodeKernel = field(default=NodeKernel("linear", ()))
     row: int = 0
@@ -159,7 +159,7 @@ class KernelOp(TileOp):
 
 @dataclass(slots=True)
 class CollectiveOp(TileOp):
-    """A rank's part in a collective over the partial sums of ``rows`` rows from ``row``."""
+    """A rank's part in a collective over the partial sums of ``rows`` rows, beginning with ``row``."""
 
     call: CollectiveCall = field(default=CollectiveCall("allreduce", "mesh", "", 1))
     row: int = 0
@@ -200,7 +200,7 @@ class HostOp(TileOp):
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows ``row .. row + rows`` over batch and sequence, and the kernels that compute them."""
+    """Rows ``row .. row + rows`` of all sequences together, and the kernels that compute them."""
 
     row: int
     rows: int

@@ -273,7 +273,8 @@ class LayerEvaluation:
 
 
 def sample_rows(count: int) -> list[int]:
-    """Return the rows of a sequence whose blocks a sample contains: the last 128 rows, and one at five eighths.
+    """Return the rows of a sequence whose blocks a sample contains: the last 128 rows, and one row at five eighths of
+    the sequence.
 
     The last rows see all keys, but belong to the last shard of a message, which ring and mesh add in the same order;
     the other row is inside a message, whether it consists of the sequence or of half of it.

@@ -63,7 +63,7 @@ PIPELINED: Settings = (
     ),
     *_NEARBY,
 )
-#: Settings for devices without asynchronous copies: one stage.
+#: Settings for devices without asynchronous copies; these have one stage.
 STAGED: Settings = (
     # Rows, keys, warps, stages.
     (_tile(64, 64, 4, 1), _tile(64, 128, 4, 1), _tile(128, 128, 8, 1), _tile(64, 64, 4, None), _LONGEST),

@@ -459,7 +459,7 @@ class ResidentBlock:
         dst = self.places.near[n].fill(*shape, stride=self.places.pitch(n, SMEM)).part(*share)
         steps = (Step(Opcode.COPY, dst, (src,)),) if share[1] else ()
         slots = (dst,) if isinstance(src, Tile) else (src, dst)
-        # The lanes that read have no effect here: the first product's plan decides the width of an access of a lane.
+        # The reading lanes have no effect here: the first product's plan decides the width of an access of a lane.
         label = f"{self.frame.label(n)}.store"
         return self._op(label, self.frame.stages[0], group, LSU, steps, () if share[1] else slots)
 

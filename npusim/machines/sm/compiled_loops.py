@@ -66,7 +66,7 @@ MOST_RESULTS = 4
 HEXADECIMAL = 16
 #: Number of simulated rounds of a loop, and number of the first rounds, in which scoreboards and products settle.
 ROUNDS, SETTLING = 5, 2
-#: Bytes that a lane of a warp reads or writes for each matrix of LDSM and STSM (PTX ISA, ldmatrix).
+#: Number of bytes that a lane of a warp reads or writes for each matrix of LDSM and STSM (PTX ISA, ldmatrix).
 LANE_MATRIX_BYTES = 4
 
 
@@ -141,7 +141,7 @@ class LoopInstruction(NamedTuple):
 
     @property
     def found(self) -> int:
-        """How much earlier loads have read near its places, if it loads places."""
+        """If it loads places: how much of the data near them earlier loads have read."""
         return self.details[1] if self.is_place and len(self.details) > 1 else BEYOND
 
 
@@ -518,7 +518,7 @@ def loop_work(body: str, core: LoopCore, blocks: int, *, is_placed: bool = False
         beside = max(1, round(blocks * min(1.0, each)))
         held = min(held, LoopWalk(code, core, beside, whole / beside).cycles()[0] / blocks)
     lookups = 0
-    if is_placed:  # the engine simulates that it waits for them, as it does for rows
+    if is_placed:  # the engine simulates these waits, as it does for rows
         lookups = round((LoopWalk(code, core, beyond=core.far).cycles()[1] - before) / core.far)
         before, whole = before - lookups * core.far, whole - lookups * core.far
     if (loads := _first_loaded(code, core)) and not names[COPY]:

@@ -63,7 +63,8 @@ SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
 #: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
 #: this wait.
 FAR = float(1 << 14)
-#: Time of a load from L2, where one from memory takes 1, in a walk that counts waits: small, to tell them apart.
+#: Time of a load from L2 in a walk that counts waits, where a load from memory takes 1: it is small, so that the two
+#: can be told apart.
 NEAR = 1 / 64
 #: Rounds in which a loop's scoreboards reach a steady state.
 ROUNDS = 3
@@ -174,7 +175,9 @@ def control_fields(control: int) -> tuple[int, int, int, int]:
 
 @lru_cache(maxsize=256)  # one entry per kernel
 def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
-    """Return the work of a block's warps for a row by the instructions of a body of so many ``unrolled`` rows."""
+    """Return the work of a block's warps for one row, from the instructions of a body that computes
+    ``unrolled`` rows.
+    """
     is_loop, code = _read(body)
     rounds = ROUNDS if is_loop else 1
     of_round = BlockWalk(code, core, FAR, unrolled).last_round(rounds)

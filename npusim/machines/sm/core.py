@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 EngineType = TypeVar("EngineType")
 
 SM = "sm"
-#: ``FUSED``: element-wise operations process their tile fragment by fragment; their values are in a few registers (the
-#: overhead of the device file), not in tiles.
+#: ``FUSED``: element-wise operations process their tile fragment by fragment; their values need no tile, only a few
+#: registers (those that the device file states as overhead).
 RF, SMEM, FUSED = "sm.RF", "sm.SMEM", "sm.FUSED"
 TENSOR, FMA, MUFU, LSU, LDG, WARPS = "TENSOR", "FMA", "MUFU", "LSU", "LDG", "WARPS"
 #: From Turing on: comparisons and conversions have a pipe of half the width; spilled registers go to SPILL.
@@ -216,7 +216,9 @@ _SAME_CODE = MappingProxyType({"sm_121": "sm_120"})
 
 
 def code_architecture(architecture: str) -> str:
-    """Return the architecture whose machine code a chip of ``architecture`` runs: which is the same for most chips."""
+    """Return the architecture whose machine code a chip of ``architecture`` runs; for most chips it is the same
+    architecture.
+    """
     return _SAME_CODE.get(architecture, architecture)
 
 
@@ -234,7 +236,7 @@ def engine_of(device: DeviceSpec, name: str, kind: type[EngineType]) -> EngineTy
 
 
 def fill_passes(device: DeviceSpec) -> int:
-    """Return the number of passes through shared memory in the time in which L2 fills the cache with the bytes of one
+    """Return how many passes through shared memory take as long as L2 needs to fill the cache with the bytes of one
     pass; shared memory and the cache are one memory.
     """
     memory, copies = engine_of(device, LSU, SharedMemoryPipe), engine_of(device, LDG, DmaEngine)
@@ -415,8 +417,8 @@ class SmFields(GroupFields, BlockFields):
     kernel: GpuKernelName | None = Field(
         default=None,
         description=(
-            "published kernel, or your own FILE.py:NAME; default: a library's kernel, or, if stages are "
-            "named, a kernel that masks all of its tiles"
+            "published kernel, or your own FILE.py:NAME; default: a library's kernel, or, if `stages` is set, a "
+            "kernel that masks all of its tiles"
         ),
     )
     q: Literal["auto", "registers", "shared"] = Field(

@@ -59,12 +59,12 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 #: Columns, in bytes, that one load of matrices (LDSM.x4) reads into a warp's registers, and that one product of a warp
 #: group uses of its operands.
 MATRIX_BYTES = 32
-#: Columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers compute
-#: the operand's rows during a product for which warps wait separately.
+#: Number of columns of a left operand in registers for each of which a part of the product's drain is hidden: compilers
+#: compute the operand's rows during a product for which warps wait separately.
 GAP_COLUMNS = 16
-#: Bytes that a lane copies or loads at once.
+#: Number of bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
-#: Bytes of a lane's spilled register.
+#: Number of bytes of a lane's spilled register.
 LANE_BYTES = 4
 #: Number of accesses to shared memory of a reduction across warps, and number of its steps for the rows of a lane
 #: (hopper.md sections 2, 3).
@@ -81,8 +81,8 @@ ROUNDS, ROW_LANES = 2, 4
 
 
 def shared(cycles: int, *, is_product: bool = False, **busy: float) -> Share:
-    """Return the share of work that takes ``cycles`` without other work and uses parts of the core for the given
-    numbers of cycles.
+    """Return work that takes ``cycles`` without other work, with the share of this time in which it uses each part of
+    the core; ``busy``: cycles by part.
     """
     return Share(is_product, cycles, **{part: round(taken / cycles * WHOLE) for part, taken in busy.items()})
 
@@ -566,7 +566,7 @@ class GroupModel:
             count.issued += passes.times * passes.shuffles
             count.shared += passes.times * passes.shuffles * self.shuffle_cycles
             count.latency += passes.times * passes.rounds * self.shared.shuffle_latency_cycles.value
-            # products of 16 x 16 x 16 in float32's width: half the depth of an instruction of 16 bits
+            # products of 16 x 16 x 16; for float32 operands, an instruction has half the depth of one of 16 bits
             if passes.products:
                 each_product = 2 * BLOCK * BLOCK / (spec.m_elements.value * spec.n_elements.value)
                 count.issued += passes.times * passes.products * each_product

@@ -83,8 +83,8 @@ class WarpTurns:
         rest = loop[loop.index(begin) :]
         #: Stages of rows in which exponentials begin and end, before the next product.
         self.section = begin, rest[next((i for i, s in enumerate(rest) if s.is_product), len(rest)) - 1]
-        #: Stages, their lag in tiles, and their groups: Q K^T of a tile and P V of the previous tile for each group in
-        #: turn, then the rows of all groups.
+        #: Per stage, its lag in tiles and its groups: each group in turn runs Q K^T of a tile and P V of the previous
+        #: tile; then the rows of all groups follow.
         self.cuts = (
             *((stages, lag, range(g, g + 1)) for g in groups for stages, lag in ((loop[:1], 0), (loop[-1:], 1))),
             (loop[1:-1], 0, groups),

@@ -67,7 +67,7 @@ LEVELS = 2
 #: Largest number of registers of a lane, relative to the number that it can address; a tile that needs more is refused,
 #: because no measured tile does.
 MOST_REGISTERS = 8
-#: Registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
+#: Number of registers of a lane in addition to accumulators if no compiler was run: addresses and operands.
 UNNAMED_REGISTERS = 64
 #: Number of registers that an iteration stores to local memory and loads again, divided by the number of spilled
 #: registers, if no compiler was run: the median of the compiled kernels (hwconfigs/sm_90_registers.csv).
@@ -227,8 +227,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
 
 
 def with_places(phase: Phase, fields: GroupFields) -> tuple[GroupFields, bool]:
-    """Return the fields with the number of stages that remain for operands at places that the loop loads, and whether
-    the loads of operands wait for these places.
+    """Return the fields with the number of stages that remain for operands whose places the loop loads, and whether the
+    loads of these operands wait for their places.
 
     Triton gives each level of loads an equal part of the stages beyond the first, and loads the places without a
     pipeline if no stage remains for them (AssignLatencies.cpp; TTGIR of SGLang's grouped decode with 1, 2 and 3

@@ -29,11 +29,12 @@ ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permu
 #: to other lanes, and four of its products at the same time; and the number of exchanges for which a warp waits, since
 #: it issues in order.
 ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
-#: Rows that need no substitution.
+#: Number of rows that need no substitution.
 FIRST_ROWS = 2
 #: Number of doublings in a warp.
 DOUBLINGS = WARP.bit_length() - 1
-#: Cost of a block in a step that brings a state from lanes to a product: 8 elements of a lane, for two operands.
+#: Cost of a block in a step that brings a state from lanes to a product: each lane exchanges 8 elements, for two
+#: operands.
 PRODUCT_SHUFFLES = 8
 
 

@@ -161,7 +161,9 @@ class SmMachine(Machine):
         return type(tiling).model_construct(_fields_set=named, **{**dict(tiling), **own}) if own else tiling
 
     def decided(self, tiling: Any, problem: Any = None) -> frozenset[str]:
-        """Return the fields that the tiling's kernel decides; for a problem, only those without a named value."""
+        """Return the fields that the tiling's kernel decides; if there is a problem, only the fields without a named
+        value.
+        """
         kernel: GpuKernel | None = tiling.published
         if kernel is None:
             return frozenset()

@@ -50,7 +50,8 @@ class SmPricing(Transfers):
         (step,) = op.steps
         moved = self.move(step, spec, f"cores.{SM}.engines.{op.engine}")
         if step.attributes.lookups and isinstance(source := step.srcs[0], GlobalTile):
-            # A table gives the number of each row. It is read before the rows, and misses L2 as often as they do.
+            # A table gives the number of each row. The table is read before the rows and misses L2 as often as they
+            # do.
             shared = self.sharing.lookup_miss_cycles if source.tensor.heads > 1 else None
             missed = shared or self.device.memory.l2.miss_extra_latency_cycles
             beyond = self._miss_share(source.tensor.name) * missed.value
@@ -141,9 +142,9 @@ class SmPricing(Transfers):
 def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
     """Return the share of each tensor's loads that wait for memory beyond L2, as the average over blocks.
 
-    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: if the head is
-    read for the first time, all of them wait for the first block's misses.  Later blocks hit data that another block
-    has loaded.  Blocks of a recurrence, which store a result for each tile, remain in step, because a block that is
+    Blocks that share a head's keys run in step until the blocks of a place have read ``in_step`` tiles: when the head
+    is read for the first time, all of them wait for the first block's misses. Later blocks hit data that another block
+    has loaded. Blocks of a recurrence, which store a result for each tile, remain in step, because a block that is
     ahead waits for memory (`chunk_fwd_kernel_h` on an H100, two stages: a chunk takes as long in sequences of 128
     chunks as in sequences of 32).
     """

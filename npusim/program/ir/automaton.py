@@ -156,7 +156,7 @@ class Automaton:
             for shape, loops, rows in counted:
                 left = rows if shape.meets[0] == under_way else rows[:0]
                 while len(left):
-                    # Of all counts that reach the same states, only the largest is followed, because it visits all of
+                    # Of all counts that reach the same states, only the largest is simulated, because it visits all of
                     # these states.
                     self._counts = dict(zip(loops, left[-1].tolist(), strict=True))
                     self._turns = {}

@@ -7,10 +7,10 @@ follow, not on other facts.  Therefore each fact is propagated through the autom
 fact appears, which covers every sequence of blocks and every number of iterations. A race is an access to the same
 bytes, in any node, by a queue that does not know the fact.
 
-Bytes that several queues access are numbered (`PlaceTable`).  A slot of a ring is counted from the position of its
-ring, so that recurring slots are one case.  A slot's flags are places too, written by the queue that sets them and read
-by the queue that waits: a flag that is set again before a wait is lost.  No flag is lost by a side that waits for each
-slot before it releases the slot; flags are examined only for rings that have another kind of side.
+Bytes that several queues access are numbered (`PlaceTable`). A slot of a ring is counted from the position of its ring,
+so that recurring slots are one case. A slot's flags are places too, written by the queue that sets them and read by the
+queue that waits: a flag that is set again before a wait is lost. A side that waits for each slot before it releases the
+slot loses no flag; flags are examined only for rings with a side that does not.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class _Facts:
         for latest, (first, end) in zip(flags, pairwise(self.flags), strict=True):
             known += latest[len(latest) - (end - first) :]
         learn, renamed = _transposed(known, agents + len(operations)), self.places.renamed(node)
-        # A fact is propagated as long as some queue may conflict with it.
+        # A fact is propagated for as long as some queue may conflict with it.
         own = [
             (renamed[n], learn[agents + at], at) for n, at in replaced.items() if self._dangers[n] & ~learn[agents + at]
         ]

@@ -43,10 +43,10 @@ Key = tuple[str, int, int, int, int, int]
 #: first order, where x is the excess over the first share; no line stays if the excess is half of that share.
 STAYING = 0.885, 1.3275
 #: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
-#: two passes (fitted on the 48 two-pass loops of reports/silicon/passes.json, in place and not, rows of 16 to 256 KiB
-#: in 2 to 16 resident blocks; without any one tile of them .65 to .70; the error of the tile that is left out is 5.5 %
-#: on average, and 25 % for one with two resident blocks of 16 KiB; single loops give .2 to .9; with random places of
-#: evicted lines, .35 and .66 would be lost if .66 and 1.32 of L2 pass).
+#: two passes. It is fitted on the 48 two-pass loops of reports/silicon/passes.json (in place and not, rows of 16 to 256
+#: KiB in 2 to 16 resident blocks). Without any one tile of them the fit gives .65 to .70; the error of the tile that is
+#: left out is 5.5 % on average, and 25 % for one with two resident blocks of 16 KiB. Single loops give .2 to .9. If
+#: evicted lines were at random places, .35 and .66 would be lost when .66 and 1.32 of L2 pass.
 LOST = 0.67
 
 
@@ -89,15 +89,15 @@ def residency(
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
-    The slots between the cores are in L2 too and are subtracted.  With a write-through cache an output is always
-    written to memory once; a tensor that is read later is written if it does not stay in L2.  With a write-back cache,
-    written lines stay until L2 is full; then each new byte evicts its share of the lines that must still be written
-    back (as measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128).  With ``dirty_bytes``
-    L2 is full of other data when the program starts, and this number of bytes must still be written back; None: L2 is
-    empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to
-    be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700
-    cycles, of which 4,900 are the bytes read), and the next one evicts what this one leaves. ``staying``: two shares of
-    L2; launches on the same bytes find all inputs in L2 up to the first share, and none from the second on.
+    The slots between the cores are in L2 too and are subtracted. With a write-through cache an output is always written
+    to memory once; a tensor that is read later is written if it does not stay in L2. With a write-back cache, written
+    lines stay until L2 is full; then each new byte evicts its share of the lines that must still be written back (as
+    measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128). With ``dirty_bytes`` L2 is full
+    of other data when the program starts, and this number of bytes must still be written back; None: L2 is empty.
+    ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to be
+    written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700 cycles,
+    of which 4,900 are the bytes read), and the next launch evicts the lines that this one leaves. ``staying``: two
+    shares of L2; launches on the same bytes find all inputs in L2 up to the first share, and none from the second on.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)

@@ -139,8 +139,8 @@ class GlobalTensor:
         return self.name if self.of is None else self.of.name
 
     def under(self, name: str) -> GlobalTensor:
-        """Return the same tensor under another name, for one phase of several: the shares of a tensor's bytes that are
-        in L2 are those of a name, and averages over the phases that use the name.
+        """Return the same tensor under another name, for one of several phases: the shares of bytes in L2 are stored by
+        name, as averages over the phases that use the name.
         """
         return replace(self, name=name, of=self.of or self)
 
@@ -223,7 +223,8 @@ class GlobalTile:
         return piece > 1 and fmt.bytes_of(piece) < min(line_bytes, self.payload_bytes) and row % piece == 0
 
     def sector_bytes(self, sector: int) -> int:
-        """Return the bytes of the sectors that the tile's elements are in, if less than a sector follows in memory.
+        """Return the bytes of the sectors that contain the tile's elements, if fewer bytes than a sector are
+        contiguous.
 
         0 for longer pieces, and for fractals and rows that share one place.  Lanes that read next to one another read
         a sector once; other tiles have the rest of it.

@@ -92,9 +92,9 @@ class Queue:
     """An in-order instruction queue of a core group.
 
     ``issuer`` is the scalar unit that fills it in program order, ``engine`` the unit that executes its entries (on an
-    Ascend core each queue has its own), ``core`` the device file's core.  ``turn``: the number of resident blocks whose
-    turn precedes the queue's block.  ``is_awaited``: whether the next launch in a sequence begins only after the queue
-    has ended.
+    Ascend core each queue has its own), ``core`` the device file's core. ``turn``: the number of resident blocks that
+    have their turn before the queue's block. ``is_awaited``: whether the next launch in a sequence begins only after
+    the queue has ended.
     """
 
     name: str
@@ -127,9 +127,10 @@ class Touch:
 class Succession(NamedTuple):
     """The succession of blocks on a core group if each begins before the previous one has ended.
 
-    ``alone``: the block without overlap, from which its values are computed.  ``meets``: keys of the blocks that run
-    when the block begins, and when it ends; a block follows only blocks at whose ends the blocks of its beginning run.
-    ``blocks`` are the blocks of the phase without overlap; the assignment and ``meets`` follow from them.
+    ``alone``: the block without overlap, from which its values are computed. ``meets``: keys of the blocks that run
+    when the block begins, and when it ends; a block may follow another only if the blocks that run at the end of the
+    other are those that run at its own beginning. ``blocks`` are the blocks of the phase without overlap; the
+    assignment and ``meets`` follow from them.
     """
 
     alone: Callable[[Block], Block]

@@ -110,9 +110,9 @@ SAMPLE_ELEMENTS = 1 << 25
 #: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
 #: fewer if these are long (`sample_rows`).
 SAMPLE_ROWS, LEAST_ROWS, SAMPLE_OUTPUTS = 128, 8, 1 << 17
-#: Rows on which variants and presets are compared.  For presets of six schedules and devices, the measured relative
-#: standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is uncertain by one or two
-#: units.
+#: Number of rows on which variants and presets are compared. For presets of six schedules and devices, the measured
+#: relative standard error of a ratio of errors is 0.25 / sqrt(rows), here 3 %: the second digit is uncertain by one or
+#: two units.
 COMPARED_ROWS = 64
 #: If a block has at least this number of rows for each requested row, the requested rows are executed in separate
 #: pieces.

@@ -286,7 +286,8 @@ def changed_attributes(
 ) -> dict[str, dict[Attributes, Attributes]]:
     """Return, by name, which attributes of steps differ in other programs' ``blocks`` by phase.
 
-    A program is absent if more than attributes differs, or if equal attributes become different.
+    A program is absent if it differs in more than attributes, or if attributes that are equal in the program differ in
+    it.
     """
     found: dict[str, dict[Attributes, Attributes]] = {
         name: {}
@@ -545,7 +546,7 @@ HeadSource = Callable[[str, int, int], Array]
 POISON = 0xFF
 
 
-#: Rows of a result up to which all start as NaN at once.
+#: Number of rows of a result up to which all start as NaN at once.
 EAGER_ROWS = 64
 #: A tile in memory: space, first byte, rows, columns, columns from row to row, format.
 ViewKey = tuple[str, int, int, int, int, str]

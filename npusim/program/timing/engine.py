@@ -220,7 +220,7 @@ def uses_of(streams: Streams, members: Sequence[Sequence[int]], booked: Booked) 
 
 
 def busiest_dispatcher(code: Code, members: Sequence[Sequence[int]]) -> int:
-    """Return the dispatcher that issues most, of the member that runs most."""
+    """Return the dispatcher with the most operations of the member with the most operations."""
     sizes = [code.operation_count(blocks) for blocks in members]
     busiest = sizes.index(max(sizes))
     issuers = code.streams.issuers

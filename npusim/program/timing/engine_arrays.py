@@ -34,7 +34,7 @@ NOTHING, HALTED = -1, -2
 NEVER = 1 << 62
 #: In place of transfers in flight: the operation waits for shared pipes.
 ASKING = -1
-#: Bits of an int64 that a product of bytes in flight and their number may use; two bits are left for sums.
+#: Number of bits of an int64 that a product of bytes in flight and their number may use; two bits are left for sums.
 RANGE_BITS = 60
 
 

@@ -506,7 +506,7 @@ def begin_shared(p: Program, m: EngineState, e: int, now: int) -> None:
 
 @inline
 def run_ahead(p: Program, m: EngineState, now: int) -> None:
-    """Let every engine and dispatcher continue that can; ``now`` is the time up to which links are processed."""
+    """Let every engine and dispatcher that can continue do so; ``now`` is the time up to which links are processed."""
     engines = len(m.engine)
     while m.size[TODO] and not m.size[CROSSED]:
         m.size[TODO] -= 1

@@ -60,8 +60,8 @@ def sharing_of(program: TileProgram, device: DeviceSpec) -> Rules | None:
 def turn_cycles(program: TileProgram, device: DeviceSpec) -> int:
     """Return the delay of each block that a core holds after the previous one.
 
-    If their products take turns; blocks that read separate rows follow one another at the rate at which the core
-    replaces blocks.
+    It is not 0 if the blocks' products take turns; blocks that read separate rows follow one another at the rate at
+    which the core replaces blocks.
     """
     cores = {queue.core for queue in program.queues if queue.turn}
     engines = [engine for core in cores for engine in device.core(core).engines.values()]
@@ -197,7 +197,8 @@ class ProcessorSharing:
 def shared_pipes(program: TileProgram, device: DeviceSpec) -> tuple[str, ...]:
     """Return the pipes of one core group that its queues share: ``sm.TENSOR``; none on an Ascend.
 
-    Only for blocks of compiled rows that end: blocks of other programs include the cost of their start.
+    The pipe that replaces ended blocks is included only for compiled rows: blocks of other programs include the cost of
+    their start.
     """
     cores = dict.fromkeys(
         queue.core for queue in program.queues if isinstance(device.engine(queue.core, queue.engine), WarpIssue)

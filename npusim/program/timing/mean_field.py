@@ -49,9 +49,9 @@ FEW_CLASSES = 3
 #: that longer parts represent the whole less well, not better (14 calls of 10 to 57 million: 0.24 % at most, the whole
 #: 0.23 %).
 SAMPLE_OPERATIONS = 200_000
-#: A result's band in addition to the difference on that part, and the factor by which the difference of the whole may
-#: exceed it: of 138 random causal calls of 1 to 12 million operations the whole was 2.6 % off at most, and never
-#: further than this (tests/timing/test_band.py).
+#: Smallest band of a result, to which the difference on that part is added, and the factor by which the difference of
+#: the whole may exceed that of the part. For 138 random causal calls of 1 to 12 million operations the whole was 2.6 %
+#: off at most, and never outside this band (tests/timing/test_band.py).
 LEAST_BAND, BAND_FACTOR = 0.01, 1.0
 #: Positions of the part in the work of each group; more positions if groups queue for a link that is busy for this
 #: share of the time.
@@ -82,7 +82,7 @@ def approximate(code: Code, classes: Classes, widest: float = 1.0) -> TimingResu
     band = LEAST_BAND + BAND_FACTOR * max(field.error_at(position, classes, sum(sizes)) for position in positions)
     if band > widest:
         raise ProgramError(f"{code.streams.program.name}: a band of {band:.1%}")
-    # Groups that queue for a saturated unit cause more load than their mean: the time is never below what the work
+    # Groups that queue for a saturated unit load it more than their mean does, so the time is never below what the work
     # needs.
     least = max(result.bound_cycles.values(), default=0) - result.cycles
     if least > 0:
@@ -144,7 +144,9 @@ class MeanField:
         return self._errors[position]
 
     def result(self, classes: Classes) -> TimingResult:
-        """Run every phase of these core groups' blocks, the whole before any part, and return the times."""
+        """Run every phase of these core groups' blocks, and return the times; the whole program must run before any
+        part of it.
+        """
         classes = classes.one_by_one()
         code, streams, groups = self.code, self.streams, len(classes.groups)
         (queues, endpoints), cycles, ends = self._widths, 0, []

@@ -62,7 +62,8 @@ def _started(errors: int | None, module: str, *words: str) -> subprocess.Popen[b
         return None
     package = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    # -P: no file of the current folder is imported in place of a module, nor in processes that this one starts.
+    # -P and PYTHONSAFEPATH: neither this process nor one that it starts imports a file of the current folder as a
+    # module.
     command, null = [sys.executable, "-P", "-m", module, *words], subprocess.DEVNULL
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
     try:

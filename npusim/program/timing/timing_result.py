@@ -293,11 +293,11 @@ class TimingRecord:
         return use.busy_cycles / (self.cycles or 1)
 
     def link_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of each link's ``bytes_per_s`` that the cores' time took."""
+        """Return, for each link, the share of its ``bytes_per_s`` that it used during the cores' time."""
         return self._link_shares(self.link_bytes, bytes_per_s)
 
     def idle_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:
-        """Return the share that each link lost while memory answered more slowly, of those that lost any."""
+        """Return, for each link that lost any, the share that it lost while memory answered more slowly."""
         return self._link_shares(self.idle_bytes, bytes_per_s)
 
     def used_shares(self, bytes_per_s: Mapping[str, float]) -> dict[str, float]:

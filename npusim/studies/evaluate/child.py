@@ -69,8 +69,8 @@ def answer(question: Question) -> dict[str, Any]:
 def described(question: Question) -> dict[str, Any]:
     """Return the sizes and formats of a candidate's inputs and output, and the chosen fields of its tile.
 
-    ``tile``: chosen fields of another call, which are used for this call too. If they are refused the tile is chosen
-    again, and ``refused`` states why.  ``by_parameter``: tensors are the arguments of a call, in their shapes.
+    ``tile``: chosen fields of another call, which are used for this call too. If they are refused, the tile is chosen
+    again, and ``refused`` states why. ``by_parameter``: tensors are the arguments of a call, in their shapes.
     """
     from npusim.simulation.chosen_tile import program_of
     from npusim.simulation.evaluation import subject_of

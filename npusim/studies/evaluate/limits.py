@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Bytes that a candidate may write to a file.
+#: Number of bytes that a candidate may write to a file.
 FILE_BYTES = 1 << 28
 #: Those arguments of a Python event that are paths that the event changes.
 CHANGES: Mapping[str, slice] = MappingProxyType(

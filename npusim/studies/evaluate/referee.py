@@ -57,7 +57,9 @@ DRAWN = 24
 
 
 class UnjudgedCaseError(SpecError):
-    """At a point of stress no result is in the range of the output's format: each result exceeds it, or rounds to 0."""
+    """At a point of stress, no result is in the range of the output's format: each result exceeds it, or rounds to
+    0.
+    """
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,9 @@ class Exploration:
         return "" if asked is None else command("run", request.schedule, asked, ())
 
     def chosen(self, outcome: PointOutcome) -> dict[str, object]:
-        """Return the tiling fields that npusim chose for an outcome, as its run does: neither axes nor named fields."""
+        """Return the tiling fields of an outcome that are neither axes nor named, so that npusim chose them, as a run
+        does.
+        """
         return self.setting.variants.chosen(outcome.point)
 
     def why_none(self) -> str:

@@ -113,7 +113,9 @@ def latency_us(built: BuiltPlan, cycles: float) -> float:
 
 
 def cycles_within(built: BuiltPlan, us: float) -> float:
-    """Return the number of cycles of a call with this latency, from `LONG_S` on, where the host hides no launch."""
+    """Return the number of cycles of a call with this latency; it is valid from `LONG_S` on, where the host hides no
+    launch.
+    """
     clock = float(clocked(built.program, built.plan.device).clock_hz.value)
     hidden = LONG_S * 1e6 - latency_us(built, LONG_S * clock)
     return (us + hidden) * 1e-6 * clock

@@ -45,7 +45,8 @@ from npusim.studies.workers.tasks import Executor, Lost
 Result = TypeVar("Result")
 #: Number of points of each group that are simulated before any bound is compared.
 SEEDS = 4
-#: In a space with more points than this, a walk from point to point comes first; largest number of its simulations.
+#: Number of points above which a walk from point to point comes first, and largest number of points that the walk
+#: simulates.
 LARGE, STEPS = 2048, 96
 #: Number of points of a batch, of one of its tasks, and number of points whose bounds are narrowed for each simulated
 #: point.
@@ -55,7 +56,8 @@ BOUNDS, SIMULATION = "bounds", "simulation"
 #: Number of families that are opened at a time, and number of pruned points that are checked for races for each value
 #: that no simulated point has.
 OPENED, TRIED = 16, 8
-#: Number of points with a value among which one is chosen for the check of this and other values.
+#: Number of points with an unchecked value among which the point to check is chosen; a point with further unchecked
+#: values is preferred.
 LOOKED_AT = 64
 #: Measured seconds: for the bound of a family (5 to 60 ms), for further work on one of its points on average, for the
 #: bits of one configuration, and for the simulation of a point.
@@ -137,13 +139,13 @@ class Search:
     bits: dict[int, Bits] = field(default_factory=dict)
     narrowed: set[int] = field(default_factory=set)
     checked: int = 0
-    #: Values that no point has that is checked for races, as ``name=value``.
+    #: Values that occur in no point that is checked for races, as ``name=value``.
     unseen: tuple[str, ...] = ()
     store: Store | None = None
 
     def __post_init__(self) -> None:
         self.variants = pickle.dumps(self.setting.variants)
-        #: The group in which each point is ranked, by number: its problem, device and (but for fronts) schedule.
+        #: Number of the group in which each point is ranked: its problem, device and (except for fronts) schedule.
         names = [n for n in self.setting.scene_names if n != "schedule" or not self.options.pareto]
         self.groups = {i: tuple(point.get(n) for n in names) for i, point in enumerate(self.points)}
         #: Unopened families by the number of their first point, and the waiting entries of each group by bound.
@@ -154,7 +156,8 @@ class Search:
         self._homes: dict[int, tuple[Hashable, ...]] = {}
         #: Latency and error of the points that no other point beats in both, by group.
         self._fronts: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-        #: Bounds of points or of their families, and the smallest bound of the points that are examined at present.
+        #: Lower bounds of points or of their families, and the smallest bound among the points that are examined at
+        #: present.
         self._least: dict[int, float] = {}
         self._lowest, self._is_bounded = math.inf, False
         self._later: Mapping[tuple[object, ...], list[tuple[float, int]]] = {}
@@ -258,7 +261,7 @@ class Search:
     # ---------------------------------------------------------------- tasks
 
     def job(self, indices: Sequence[int], families: Mapping[int, PointFamily] | None = None) -> Job:
-        """Return a job of these points, or of ``families``, each by its first point."""
+        """Return a job of these points, or of ``families``, each represented by its first point."""
         tasks = tuple(PointTask(i, self.points[i], self._floor(i), self.bounds.get(i)) for i in indices)
         if families is not None:
             lightest = ((task, families[task.index]) for task in tasks)
@@ -589,10 +592,10 @@ class Search:
             for value in self._values(index) - seen:
                 candidates.setdefault(value, []).append(index)
         for attempt in range(TRIED):
-            # If many points have a value, candidates are chosen from the middle on, because the first points have the
-            # first values of the other axes.  Among these, the point with the most unchecked values is chosen, the
-            # rarest value first; if several are equal, the one with the lowest bound, because it is the most likely to
-            # be run and has fewer operations to check.
+            # If many points have a value, candidates are chosen from the middle of the list on, because the first
+            # points hold the first values of the other axes. Among these, the point with the most unchecked values is
+            # chosen, the rarest value first; if several are equal, the one with the lowest bound, because it is the
+            # most likely to be run and has fewer operations to check.
             chosen, covered = list[int](), set(seen)
             for value, indices in sorted(candidates.items(), key=lambda item: len(item[1])):
                 if value not in covered:

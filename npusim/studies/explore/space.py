@@ -86,7 +86,7 @@ def combinations(axes: Axes) -> Iterator[Point]:
 
 @dataclass(frozen=True, slots=True)
 class PointFamily:
-    """Points that differ only in fields that declare their lightest value: one bound holds for all.
+    """Points that differ only in fields that declare their lightest value, because one bound holds for all of them.
 
     ``lightest`` has these values; it need not be a point of the space.  ``is_dealt``: whether each core group gets the
     same blocks in all points.  ``heavier``: the other values of fields that need memory, the heaviest first.
@@ -349,7 +349,7 @@ class SearchSpec(SearchRequest):
         return [{"schedule": name, **p} for name, axes in self.spaces.items() for p in combinations(axes)]
 
     def families(self, points: Sequence[Point], indices: Iterable[int], *, has_bits: bool = False) -> list[PointFamily]:
-        """Return points in the families that have one bound, in the order of their first points.
+        """Return the points, grouped into families that share one bound, in the order of the families' first points.
 
         ``has_bits``: their bits are equal too, unless fields that affect bits are chosen for each point. A point whose
         tile is chosen step by step is a family by itself, because another value may lead to other steps.
@@ -384,7 +384,7 @@ class SearchSpec(SearchRequest):
         return families
 
     def is_open(self, *, has_bits: bool = False) -> bool:
-        """Whether fields are chosen for points; ``has_bits``: including fields that change more than when and where
+        """Whether fields are chosen for points; ``has_bits`` also counts fields that change more than when and where
         operations run.
         """
         if isinstance(self.request.tiling, Tiling):

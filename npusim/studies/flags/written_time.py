@@ -72,7 +72,8 @@ def time_program(
     if rounds > 1:
         listed = ", ".join(map(str, groups))
         notes.append(
-            f"the program has {count:,} core groups for {places}: {rounds} each, with the mean time of {listed}"
+            f"the program has {count:,} core groups and the device {places}, each of which runs {rounds} in turn; all "
+            f"are assumed to have the mean time of those that were simulated ({listed})"
         )
     return WrittenTime(
         f"{path}::{name}", device.name, cycles, cycles / device.clock_hz.value, timed.busy, tuple(dict.fromkeys(notes))

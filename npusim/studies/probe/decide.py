@@ -91,8 +91,8 @@ def kinds(tree: Tree, modes: Mapping[str, Change], *, more: bool = False) -> Ite
     """Yield the variants of a tree that a search tries: each rounding of ``modes``, and the roundings of sums of sums
     if there are any.
 
-    ``more``: instead, the tree with each way in which products enter such sums, and the tree with flushed subnormals,
-    each alone.
+    ``more``: the result is instead the tree with each way in which products enter such sums, and the tree with flushed
+    subnormals, each alone.
     """
     has_sums = trees.has_sums(trees.bare(tree))
     if not more:

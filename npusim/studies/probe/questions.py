@@ -36,7 +36,7 @@ QUESTIONS = (
 )
 #: Positions of three products in one step: two products are M and -M, and the third one is small.
 TRIPLES = ((0, 1, 2), (0, 1, 4), (0, 2, 4), (0, 4, 8))
-#: The same probe with M in C: positions of -M and of the small product, also for a step of two products.
+#: The same probe with M in C: it gives the positions of -M and of the small product, also for a step of two products.
 BESIDE_C = ((1, 2), (1, 4), (0, 1))
 #: Places below the last stored place of a sum, in eighths of that place: they decide its rounding.
 EIGHTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13)
@@ -253,7 +253,7 @@ def _pairs(p: _Builder, question: str, pairs: Iterable[tuple[int, int]], weights
     light = [p.term(p.low, *factors) for _, *factors in weights[:depth]]
     for i, j in pairs:
         terms, c = dict(enumerate(light)), weights[depth][0] * 2.0**p.low * p.case.has_c
-        if j == depth:  # c is positive: a sum that is rounded toward zero does not change a positive M
+        if j == depth:  # c is positive: a sum that is rounded toward zero leaves a positive M unchanged
             c, terms[i] = 2.0**p.high, (-x, y)
         else:
             terms[i], terms[j] = (x, y), (-x, y)
@@ -333,7 +333,8 @@ def _subnormal(p: _Builder) -> None:
         p.add("subnormal_out", (), {0: (3 * 2.0**ea, 2.0 ** (e - ea))})
     last = acc.min_exponent - acc.mantissa_bits
     half = last - (acc.name == "float16")
-    # half of the smallest result and a far smaller term: the term is lost unless terms are aligned to such an exponent
+    # the terms are half of the smallest result and a far smaller one, which is lost unless terms are aligned to such an
+    # exponent
     for s in range(1, 45):
         for sign in (1, -1):
             small = _split_power(last - s - 1)

@@ -277,11 +277,11 @@ def continued(step: Tree, depth: int) -> dict[str, Tree]:
     """Return, by description, the trees of ``depth`` products that a unit with this step, or its library, may form."""
     size, inner, trees = leaf_count(step), products_of(step), dict[str, Tree]()
     if C in leaves_of(step):
-        trees[f"steps of {size} go on"] = repeated(step, depth)
+        trees[f"the same steps of {size}, one after the other"] = repeated(step, depth)
         if size > 1 and (after := step_of(inner)) is not None:
             trees["all products, then c"] = (C, repeated(after, depth, None))
     else:
-        trees[f"products of {size} go on one after the other"] = repeated((C, step), depth)
+        trees[f"sums of {size} products, added one after the other"] = repeated((C, step), depth)
     if lanes := as_chains(inner):
         count, run, each, how = lanes
         trees[f"{count} chains go on"] = chains(depth, count, run if run * count < size else depth // count, each, how)

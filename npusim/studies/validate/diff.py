@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 #: Number of nearest single changes that are tried in pairs with all others, and the number of equal outputs by which
 #: they must exceed chance, in square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
-#: Smallest share of the differing outputs that a change must make equal to be named as the nearest: by chance, a change
-#: that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes a few more.
+#: A change is named as the nearest only if it makes at least this share of the differing outputs equal. By chance, a
+#: change that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes makes
+#: a few more equal.
 CLOSES = 0.5
 #: Tried formats of an intermediate, scales of an FP8 P, keys of a tile, and splits.
 FORMATS = ("float32", "float16", "bfloat16")
@@ -150,7 +151,7 @@ def comparison(
     plan = plan_of(request, is_bare=True)
     base = run_plan(plan)
     if not base.problem.has_bits or "o" not in base.program.tensors:
-        raise SpecError(f"diff: schedule {request.schedule} has no attention's output to compare with")
+        raise SpecError(f"diff: schedule {request.schedule} computes no output of attention to compare with")
     subject = subject_of(plan, base.program)
     given = read_output(output, subject, base.program.tensors["o"].fmt)
     rows, heads = given.asked(request.rows, request.heads)
@@ -161,7 +162,7 @@ def comparison(
 
 @dataclass
 class HeldOutput:
-    """A kernel's output, and the prediction for comparison; ``request`` names the tile of the run ``base``.
+    """A kernel's output, and the prediction that it is compared with; ``request`` states the tile of the run ``base``.
 
     ``declared``: the tile of the schedule before any field was chosen.
     """

@@ -111,7 +111,7 @@ class TimesReport:
     residuals: tuple[Residual, ...]
     left_out: int
     groups: dict[str, GroupRank]
-    methods: dict[str, str]  #: case -> how its time was computed
+    methods: dict[str, str]  #: case -> method by which its time was computed
     faults: tuple[str, ...] = ()  #: why selected cases have no prediction, each reason once
     not_predicted: int = 0  #: number of selected cases without a prediction
 

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     Rows = NDArray[Any]
 
-#: Number of compared rows, fewer if they have many keys, and the largest share of the distance that a neighbour may
-#: have: rounding does not depend on the difference between two problems, and so does not reduce a distance by this
-#: much.
+#: Number of compared rows, which is lower if they have many keys, and the largest share of the distance that a
+#: neighbour may have. Rounding does not depend on the difference between two problems, so it does not reduce a distance
+#: to this share.
 ROWS, SCORES, NEARER = 64, 1 << 19, 0.75
 #: A neighbour counts if its error is at most this multiple of the schedule's error on the neighbour's problem.
 ROUNDING = 4.0
 #: Features other than scale and mask that a kernel may omit: visible keys, and functions of scores.
 SEEN = ("window", "sinks", "prefix", "chunk", "documents")
 SCORED = ("softcap", "alibi", "bias", "sink_logits")
-#: A kernel's soft-cap is sought among powers of two times the largest score, then between two of these.
+#: A kernel's soft-cap is first searched for among powers of two times the largest score, then between two of these.
 CAPS, REFINED = range(-6, 7), 24
 
 
