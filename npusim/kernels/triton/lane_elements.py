@@ -165,11 +165,10 @@ class LaneElements(Memory, ABC):
             each.append(np.broadcast_to(values, (*shape, *sizes)).reshape(*shape, -1))
             flags.append(np.broadcast_to(known, (*shape, *sizes)).reshape(*shape, -1))
         outer = np.broadcast_shapes(*(x.shape[:2] for x in each))
-        whole, known = (
-            np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in of], 2)[..., op.lanes.reshape(-1)]
-            for of in (each, flags)
-        )
-        whole, known = (x.reshape(*outer, *op.lanes.shape) for x in (whole, known))
+        lanes = op.lanes.reshape(-1)
+        whole = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in each], 2)[..., lanes]
+        known = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in flags], 2)[..., lanes]
+        whole, known = whole.reshape(*outer, *op.lanes.shape), known.reshape(*outer, *op.lanes.shape)
         bits = bits_of(op.type)
         linear = affine(whole, known) if bits > 1 else None
         if linear is None and not np.all(known):
