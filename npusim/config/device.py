@@ -116,6 +116,14 @@ class L2Spec(SpecModel):
 
     capacity_bytes: PositiveWhole
     miss_extra_latency_cycles: WholeQuantity
+    written_wait_cycles: PositiveWhole | None = Field(
+        default=None,
+        description=(
+            "additional latency of a read that misses, in a loop that stores results, if lines that are written back "
+            "take all of memory's time; otherwise in proportion to the geometric mean of the shares of the time that "
+            "these lines, and all lines, take"
+        ),
+    )
     writes: Choice[Literal["back", "through"]] | None = Field(
         default=None, description=("write-back: a written line stays until its place is needed; absent: write-through")
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, sqrt
+from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.core_units import DmaEngine
 from npusim.machines.sm.core import SM, warp_issue
@@ -13,15 +13,32 @@ from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.group_work import GroupWork
 from npusim.machines.sm.lane_cost import LaneModel
 from npusim.machines.transfers import Transfers
-from npusim.program.ir.tile import GlobalTile
-from npusim.program.ir.tile_program import Cost
+from npusim.program.ir.tile import GlobalTile, RingTile
+from npusim.program.ir.tile_program import Cost, Loop
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from npusim.config.core_units import RouteSpec
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.op import Step, TileOp
-    from npusim.program.ir.tile_program import Block, ProgramPhase, TileProgram
+    from npusim.program.ir.tile_program import Block, Item, ProgramPhase, TileProgram
+
+
+class StoredLoop(NamedTuple):
+    """An iteration of a loop that stores a result for each tile, in cycles.
+
+    moved, written
+        Time that memory takes for what one iteration of all blocks on the device at a time moves, and for the part that
+        L2 writes back.
+    work
+        Time of the warps of a block, if they wait for nothing.
+    """
+
+    moved: float
+    written: float
+    work: float
 
 
 class SmPricing(Transfers):
@@ -61,9 +78,64 @@ class SmPricing(Transfers):
             moved = moved._replace(occupancy_cycles=max(moved.occupancy_cycles, self._cycles_of_sectors(source)))
         if step.attributes.memory_waits:
             return self._in_step(step, moved)
+        moved = moved._replace(latency_cycles=moved.latency_cycles + self._behind_writes(step, moved.latency_cycles))
         share = self.device.clock_share  # L2's clock does not change when the clock of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
+
+    def _behind_writes(self, step: Step, latency: int) -> int:
+        """Return the cycles that a load of a loop which stores a result for each tile waits because memory writes lines
+        back.
+
+        A wait w is in proportion to the geometric mean of the shares of an iteration's time that memory takes for these
+        lines, and for all lines.  A slot of ``depth`` is free again when the warps have computed its tile, so that
+        ``depth`` iterations take ``latency`` + w + the cycles of the warps, if they hide less.
+        """
+        source, target, longest = step.srcs[0], step.dst, self.device.memory.l2.written_wait_cycles
+        if longest is None or not isinstance(source, GlobalTile) or not isinstance(target, RingTile):
+            return 0
+        loop = self._stored_loops.get(source.tensor.name)
+        missed = self._miss_share(source.tensor.name)
+        if loop is None or not loop.written or not missed:
+            return 0
+        depth, alone = target.ring.depth, latency + loop.work
+        wait = longest.value * sqrt(loop.moved * loop.written)  # times cycles of an iteration
+        iteration = max(loop.moved, loop.work, (alone + sqrt(alone**2 + 4 * depth * wait)) / (2 * depth))
+        return ceil(missed * wait / iteration)
+
+    @cached_property
+    def _stored_loops(self) -> dict[str, StoredLoop]:
+        """The loops that store a result for each tile, by tensor that they read."""
+        result: dict[str, StoredLoop] = {}
+        if not self.is_placed or "hbm" not in self.device.links:
+            return result
+        held, groups = self.residency, self.device.group_count.value
+        for phase in self._program.phases:
+            touches, tiles = list(phase.footprint(phase.blocks[:1])), phase.blocks[0].tile_count
+            if tiles < 2 or sum(t.is_write for t in touches) < tiles:
+                continue
+            read = written = 0.0
+            for touch in touches:
+                name, size = touch.region.tensor.name, touch.region.payload_bytes
+                if touch.is_write:
+                    written += size * (held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
+                else:
+                    read += size * touch.times * held.read_misses.get(name, 0.0)
+                    written += size * touch.times * held.read_pushes.get(name, 0.0)
+            together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * groups)
+            each = together / tiles / self.device.link("hbm").rate * self.device.clock_hz.value
+            loop = StoredLoop((read + written) * each, written * each, self._work_of_warps(phase))
+            result |= {t.region.tensor.name: loop for t in touches if not t.is_write}
+        return result
+
+    def _work_of_warps(self, phase: ProgramPhase) -> float:
+        """Return the cycles of an iteration of a phase's longest loop for the warps of one queue, without waits."""
+        loops = (item for item in phase.body(phase.blocks[0]) if isinstance(item, Loop))
+        longest = max(loops, key=lambda loop: len(loop.indices), default=None)
+        ops = list(_operations(longest.body(longest.indices[0]))) if longest else []
+        by_warps = [op for op in ops if isinstance(op.work, GroupWork)]
+        costs = [self.of_op(op) for op in by_warps if op.queue == by_warps[0].queue]
+        return float(sum(c.occupancy_cycles + c.latency_cycles + (c.share.cycles if c.share else 0) for c in costs))
 
     def _cycles_of_sectors(self, source: GlobalTile) -> int:
         """Return the cycles for which a multiprocessor reads the sectors of a tile that has only parts of them.
@@ -184,3 +256,12 @@ def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
 def _part(block: Block) -> int:
     """Return the number of a block's part of the keys, if all parts are as long as this one."""
     return block.first // max(1, block.last - block.first) if block.tile_count else 0
+
+
+def _operations(items: Iterable[Item]) -> Iterator[TileOp]:
+    """Yield the operations of items, with one iteration of each loop."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield from _operations(item.body(item.indices[0]))
+        else:
+            yield item
