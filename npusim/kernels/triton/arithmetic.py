@@ -54,6 +54,7 @@ from npusim.kernels.triton.listed import (
     lowest_bit,
     operated,
 )
+from npusim.kernels.triton.number_classes import OF_CLASSES
 from npusim.kernels.triton.own_combines import MOST_ROWS, Functions, combined_text, is_exact
 from npusim.kernels.triton.rolled_rows import REDUCTIONS
 from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
@@ -746,7 +747,8 @@ class Arithmetic(Draft, ABC):
         if LIBDEVICE.get(symbol) == "math.log1p":
             self.notes.append(f"{op.line}: log1p: the time is that of a logarithm, which has fewer instructions")
         if symbol not in LIBDEVICE:
-            raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {', '.join(sorted(LIBDEVICE))}")
+            allowed = ", ".join(sorted((*LIBDEVICE, *OF_CLASSES)))
+            raise op.fail(f"the libdevice function {symbol} is not supported; allowed: {allowed}")
         if (name := LIBDEVICE[symbol]) in TO_WHOLE:
             self._to_whole(op, x[0], name)
             return

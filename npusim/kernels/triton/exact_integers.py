@@ -163,6 +163,19 @@ class ExactIntegers(WholeNumbers, ABC):
     def _is_pointer(x: Known) -> bool:
         return (isinstance(x, Affine) and bool(x.of)) or (isinstance(x, Listed) and bool(x.rest.of))
 
+    def _stored_integers(self, op: Op, x: Affine | Listed | ListedMask | Elements | Condition, of: str) -> Known:
+        """Return integers that are known at launch, for a store; those of 64 bits are exact up to 2^53."""
+        is_block = isinstance(x, Listed | Elements) or (isinstance(x, Affine) and not x.is_uniform)
+        given = self._large(op, x) if is_block and isinstance(x, Affine | Listed | Elements) else None
+        if given is None or given.bits <= EXACT or np.abs(given.values).max(initial=0) <= MOST_EXACT:
+            return super()._stored_integers(op, x, of)
+        is_signed = not self.arguments[of].fmt.startswith("uint")
+        values = given.values if is_signed else without_sign(given.values, given.bits)
+        if np.abs(values.astype(np.float64)).max() > _MOST_IN_FLOAT64:
+            raise op.fail(f"{of}: storing integers of 64 bits beyond 2^53 is not supported")
+        whole = Elements(values.astype(np.int64), given.bits, given.work, given.why)
+        return self._in_tiles(op, whole, EXACT_WIDE)
+
     def _known_exactly(self, op: Op, given: Elements) -> Floats:
         """Return integers that are known at launch as a block that is read, exact at any magnitude."""
         low, high = whole_limits(EXACT)
@@ -171,10 +184,14 @@ class ExactIntegers(WholeNumbers, ABC):
         if values.size and not low <= values.min() <= values.max() <= high:
             why = f"{values.min()} to {values.max()}, used together with integers of a tile"
             raise op.fail(f"{why}; allowed: {low} to {high}")
+        return self._in_tiles(op, given, EXACT_BITS)
+
+    def _in_tiles(self, op: Op, given: Elements, fmt: str) -> Floats:
+        """Return known integers as a block that is read, in a loop as its tiles."""
+        values, is_one = given.values, not given.shape
         if self._walk is not None:
             values = np.broadcast_to(values, (len(values), self._walk.most, *given.shape))
-        is_one = not given.shape
-        result = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, EXACT_BITS)
+        result = self._known_block(op, self._unique("integers"), values[..., None] if is_one else values, fmt)
         return replace(result, axes=()) if is_one else result
 
     def _is_computed(self, loop: Op, name: str) -> bool:

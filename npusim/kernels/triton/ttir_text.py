@@ -14,6 +14,7 @@ from typing import NamedTuple
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.triton.addresses import with_addressed
 from npusim.kernels.triton.called_functions import Called, with_calls_inlined
+from npusim.kernels.triton.number_classes import with_classes_compared
 from npusim.kernels.triton.releases import as_first
 
 #: Names of formats in TTIR.
@@ -116,7 +117,7 @@ def read(text: str) -> Function:
     """Return the kernel of a module of TTIR, shared by all readers; raise `ProgramError` for a text that is not such a
     module.
     """
-    text = with_own_names(as_first(text))
+    text = with_own_names(with_classes_compared(as_first(text)))
     where, bare = Locations(text), _LOCATION.sub("", text)
     head = _FUNCTION.search(bare)
     if head is None:

@@ -1,0 +1,39 @@
+"""Functions of libdevice that say of what kind a float is, as the comparisons that they are.
+
+``isnan(x)`` is ``x != x``, ``isinf(x)`` is ``|x| == inf`` and ``finitef(x)`` is ``|x| < inf``, as integers 0 and 1; an
+ordered comparison with NaN is false.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+_CALL = re.compile(
+    r"^(\s*)(%[\w#-]+) = tt\.extern_elementwise (%[\w#-]+) \{[^}]*symbol = \"__nv_(isnan|isinf|finite)f\"\} : "
+    r"\((.*?)\) -> (tensor<[^>]*>|\w+)(.*)$",
+    re.MULTILINE,
+)
+#: These functions, by symbol.
+OF_CLASSES = ("__nv_isnanf", "__nv_isinff", "__nv_finitef")
+_RELATIONS = MappingProxyType({"isinf": "oeq", "finite": "olt"})
+
+
+def with_classes_compared(text: str) -> str:
+    """Return TTIR with comparisons in place of these functions."""
+    return _CALL.sub(_compared, text) if "extern_elementwise" in text else text
+
+
+def _compared(call: re.Match[str]) -> str:
+    space, result, x, name, floats, whole, place = call.groups()
+    mask = re.sub(r"i\d+(>?)$", r"i1\1", whole)
+    infinite = "dense<0x7F800000>" if floats.startswith("tensor") else "0x7F800000"
+    lines = [f"{result}_is = arith.cmpf une, {x}, {x} : {floats}"]
+    if name != "isnan":
+        lines = [
+            f"{result}_size = math.absf {x} : {floats}",
+            f"{result}_inf = arith.constant {infinite} : {floats}",
+            f"{result}_is = arith.cmpf {_RELATIONS[name]}, {result}_size, {result}_inf : {floats}",
+        ]
+    lines.append(f"{result} = arith.extui {result}_is : {mask} to {whole}")
+    return "\n".join(f"{space}{line}{place}" for line in lines)
