@@ -36,6 +36,8 @@ _FLOATS_FROM = ("arith.cmpf", "arith.fptosi", "arith.fptoui")
 _STORE = "tt.store"
 #: Operations that may change memory, or whose elements have other rules; no kernel here has them.
 _OTHERS = ("tt.atomic", "tt.descriptor", "tt.make_tensor", "tt.call", "tt.elementwise_inline", "tt.histogram")
+#: Operations of two floats whose order has no effect.
+_OF_PAIRS = ("arith.addf", "arith.mulf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf")
 #: Operations that join the elements of a block along an axis.
 _JOINED = ("tt.reduce", "tt.scan")
 _TWO, _MOST = 2, 1 << 20
@@ -76,6 +78,11 @@ def with_lanes_pulled(function: Function) -> Iterator[Function]:
             yield function._replace(operations=_Lanes(function, columns).result())
         except OtherBlocksError:
             continue
+
+
+def is_of_lanes(function: Function) -> bool:
+    """Return whether a kernel has lanes that are chosen here, so that its blocks have no other form."""
+    return any(isinstance(o, LanesOp) for o in (*function.operations, *inside(function.operations)))
 
 
 def _is_odd(op: Op) -> bool:
@@ -368,16 +375,27 @@ class _Lanes:
 
     def _reduced(self, op: Op, of: _Wanted) -> Op:
         """Return a reduction of lanes, each along the columns of a block."""
-        if len(op.operands) != 1 or of.lanes.ndim > 1:
+        if len(op.operands) != 1:
             raise OtherBlocksError
         before, axis = self._shape(op.operands[0]), op.number("axis")
         along = np.moveaxis(_all(before), axis, -1).reshape(-1, before[axis])[of.lanes]
+        if of.lanes.ndim > 1:
+            return self._pairs(op, of, along)
         source = self._read(op.operands[0], along)
         text = re.sub(r"axis = \d+", f"axis = {along.ndim - 1}", op.text)
         parts = text.rpartition(" : ")
         types = TYPES.findall(parts[2])
         text = f"{parts[0]} : ({_typed(types[0], along.shape)}) -> {_typed_from(op.type, of.lanes.shape)}"
         return replace(op, results=[of.name], operands=[source], text=text, type=_typed_from(op.type, of.lanes.shape))
+
+    def _pairs(self, op: Op, of: _Wanted, along: Integers) -> Op:
+        """Return a reduction of two elements, whose order has no effect, as an operation on both."""
+        inner = [o.name for o in op.body]
+        if along.shape[-1] != _TWO or len(inner) != _TWO or inner[0] not in _OF_PAIRS:
+            raise OtherBlocksError
+        sides = [self._read(op.operands[0], along[..., i]) for i in range(_TWO)]
+        type_ = _typed(self._type(op.operands[0]), of.lanes.shape)
+        return Op(inner[0], [of.name], sides, f"{inner[0]} : {type_}", type_, op.line)
 
     def _scanned(self, op: Op, of: _Wanted) -> Op:
         """Return a scan of whole rows of lanes, along the columns of a block."""
