@@ -150,6 +150,20 @@ class LaneElements(Memory, ABC):
         block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")
         return ValueComparison(Floats(f"compare({block.text}, 0.0, 'une')", block.axes, MASK))
 
+    def _npusim_reinterpreted(self, op: Op, argument: Known, pointer: Known) -> None:
+        """Read a pointer to elements of another type as one into the argument with such elements."""
+        of, to = op.number("of"), op.number("to")
+        if not isinstance(pointer, Affine | Elements) or not isinstance(argument, Affine):
+            raise op.fail("a pointer from a list of integers cannot become one to elements of another type")
+        values, steps = (pointer.base, pointer.steps) if isinstance(pointer, Affine) else (pointer.values, ())
+        if np.any(values * of % to) or any(s * of % to for s in steps):
+            raise op.fail(f"a pointer to elements of {to} bytes must be at a multiple of {to} bytes of its tensor")
+        if isinstance(pointer, Affine):
+            steps = tuple(s * of // to for s in steps)
+            self._set(op, replace(pointer, base=values * of // to, steps=steps, of=argument.of))
+        else:
+            self._set(op, replace(pointer, values=values * of // to, of=argument.of))
+
     def _npusim_lanes(self, op: Op, *blocks: Known) -> None:
         """Read lanes of integers, masks or addresses that are known at launch, of one block after another."""
         assert isinstance(op, LanesOp)
