@@ -144,7 +144,7 @@ class Recorder:
         self.calls.append(Call(name, path, line, launching_line(), recorded, (configuration,), release()))
 
     def _with_addressed(self, recorded: dict[str, Any], text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a launch with tensors to which addresses belong, and with second formats of tensors."""
+        """Return the arguments with tensors to which addresses belong, and with second formats of tensors."""
         parameters = read(text).parameters
         recorded = with_tensors(recorded, parameters, floats=self.floats, number=self.fresh_storage, given=given)
         return with_other_formats(recorded, parameters, floats=self.floats)
