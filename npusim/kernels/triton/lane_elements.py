@@ -184,11 +184,11 @@ class LaneElements(Memory, ABC):
             for of in (each, flags)
         )
         whole, known = (x.reshape(*outer, *op.lanes.shape) for x in (whole, known))
-        bits = bits_of(op.type)
-        linear = affine(whole, known) if bits > 1 else None
+        bits, of = bits_of(op.type), argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
+        whole, known = np.asarray(whole, np.int64), np.asarray(known, bool)
+        linear = affine(whole, known) if bits > 1 and not (of and op.is_alike) else None
         if linear is None and not np.all(known):
             raise op.fail("npusim knows only some of the integers of this block")
-        of = argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
         bits = _WIDE if of else bits
         if linear is not None and np.all(known):
             self._set(op, replace(linear, of=of, bits=bits))
