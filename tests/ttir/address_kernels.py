@@ -79,3 +79,35 @@ def of_two_kinds(addresses, out, BLOCK: tl.constexpr):
     x = tl.load(tl.load(addresses).to(tl.pointer_type(tl.float16)) + i)
     y = tl.load(tl.load(addresses + 1).to(tl.pointer_type(tl.float32)) + i)
     tl.store(out + i, x + y)
+
+
+@triton.jit
+def inserted(k_ptr, slot_ptr, cache, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr, OVER: tl.constexpr):
+    pid = tl.program_id(0)
+    row = cache + tl.load(slot_ptr + pid) * S
+    i, j = tl.arange(0, F), tl.arange(0, D - F)
+    x = tl.load(k_ptr + pid * D + i).to(tl.float32)
+    scale = tl.max(tl.abs(x)) / 448.0
+    tl.store(row + i, (x / scale).to(tl.float8e4nv).to(tl.uint8, bitcast=True))
+    tl.store((row + F).to(tl.pointer_type(tl.float32)), scale)
+    rest = (row + F + 4 - OVER).to(tl.pointer_type(tl.bfloat16))
+    tl.store(rest + j, tl.load(k_ptr + pid * D + F + j))
+
+
+@triton.jit
+def taken_out(out, slot_ptr, cache, D: tl.constexpr, F: tl.constexpr, S: tl.constexpr):
+    pid = tl.program_id(0)
+    row = cache + tl.load(slot_ptr + pid) * S
+    i, j = tl.arange(0, F), tl.arange(0, D - F)
+    scale = tl.load((row + F).to(tl.pointer_type(tl.float32)))
+    x = tl.load(row + i).to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    tl.store(out + pid * D + i, (x * scale).to(tl.bfloat16))
+    tl.store(out + pid * D + F + j, tl.load((row + F + 4).to(tl.pointer_type(tl.bfloat16)) + j))
+
+
+@triton.jit
+def moved_bytes(source, cache, slot_ptr, ROW: tl.constexpr):
+    pid = tl.program_id(0)
+    i = tl.arange(0, ROW)
+    x = tl.load(source.to(tl.pointer_type(tl.uint8)) + pid * ROW + i)
+    tl.store(cache.to(tl.pointer_type(tl.uint8)) + tl.load(slot_ptr + pid) * ROW + i, x)

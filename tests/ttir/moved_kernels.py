@@ -70,6 +70,30 @@ def unpacked(q_ptr, s_ptr, o_ptr, NC, BX: tl.constexpr, BY: tl.constexpr):
 
 
 @triton.jit
+def unpacked_product(a_ptr, q_ptr, s_ptr, o_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n8 = tl.program_id(1) * (BN // 8) + tl.arange(0, BN // 8)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    order = ((tl.arange(0, 2) * 4)[None, :] + tl.arange(0, 4)[:, None]).reshape(8)
+    shifts = tl.reshape(tl.broadcast_to((order * 4)[None, :], (BK * (BN // 8), 8)), (BK, BN))
+    a_ptrs = a_ptr + K * m[:, None] + k[None, :]
+    q_ptrs = q_ptr + N // 8 * k[:, None] + n8[None, :]
+    acc = tl.zeros((BM, BN), tl.float32)
+    for i in range(K // BK):
+        a = tl.load(a_ptrs, mask=m[:, None] < M, other=0.0)
+        b = tl.load(q_ptrs)
+        b = tl.interleave(b, b)
+        b = tl.interleave(b, b)
+        b = tl.interleave(b, b)
+        b = (((b >> shifts) & 0xF) - 8) * tl.load(s_ptr + i * N + n)[None, :]
+        acc = tl.dot(a, b.to(tl.float16), acc)
+        a_ptrs += BK
+        q_ptrs += BK * (N // 8)
+    tl.store(o_ptr + N * m[:, None] + n[None, :], acc.to(tl.float16), mask=m[:, None] < M)
+
+
+@triton.jit
 def shifted_scans(x_ptr, o_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
     a, b, c = tl.arange(0, A)[:, None, None], tl.arange(0, B)[None, :, None], tl.arange(0, C)[None, None, :]
     p = tl.program_id(0) * A * B * C + a * B * C + b * C + c

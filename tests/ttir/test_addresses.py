@@ -161,3 +161,70 @@ def test_pointers_of_one_table_to_two_types_of_elements_are_refused() -> None:
     x, y, out = np.zeros(64, np.float16), np.zeros(64, np.float32), np.zeros(64, np.float32)
     call = recorded("of_two_kinds", (1,), {"addresses": addresses([x, y]), "out": out, "BLOCK": 64})
     assert "its pointers are to one type of elements" in refused(call)
+
+
+def bytes_of(x: Array) -> Array:
+    """Return the bytes of a tensor, along its last axis."""
+    return np.ascontiguousarray(x).view(np.uint8)
+
+
+def caches() -> tuple[Array, Array, Array, Array]:
+    """Return keys, their slots, a cache of 64 numbers of FP8, a scale and 32 bfloat16 for each slot, and the cache with
+    the keys.
+    """
+    rng = np.random.default_rng(4)
+    keys, slots = rng.standard_normal((8, 96)).astype(ml_dtypes.bfloat16), rng.permutation(12)[:8].astype(np.int64)
+    cache = rng.integers(0, 256, (12, 144)).astype(np.uint8)
+    x, whole = keys[:, :64].astype(np.float32), cache.copy()
+    scales = np.abs(x).max(1, keepdims=True) / np.float32(448)
+    whole[slots, :64] = bytes_of((x / scales).astype(ml_dtypes.float8_e4m3fn))
+    whole[slots, 64:68], whole[slots, 68:132] = bytes_of(scales), bytes_of(keys[:, 64:])
+    return keys, slots, cache, whole
+
+
+def test_one_tensor_of_bytes_is_stored_in_three_formats() -> None:
+    """An NPU divides exactly, so that all bytes are those of NumPy."""
+    from ttir.stored import stored
+
+    keys, slots, cache, wanted = caches()
+    words = {"k_ptr": keys, "slot_ptr": slots, "cache": cache, "D": 96, "F": 64, "S": 144}
+    call = recorded("inserted", (8,), words | {"OVER": 0})
+    made = stored(npusim.run(call, hw="ascend_910b2", rows="all"), {n: x.data for n, x in call.tensors.items()})
+    formats = {"cache": ml_dtypes.float8_e4m3fn, "cache__as_f32": np.float32, "cache__as_bf16": ml_dtypes.bfloat16}
+    assert made.keys() == formats.keys()
+    whole = cache.copy()
+    for name, fmt in formats.items():
+        values, here = np.asarray(made[name]).reshape(-1), whole.reshape(-1).view(fmt)
+        here[~np.isnan(values)] = values[~np.isnan(values)].astype(fmt)
+    assert np.array_equal(whole, wanted)
+    why = "cache__as_bf16 and cache__as_f32 share memory, and"
+    assert why in refused(recorded("inserted", (8,), words | {"OVER": 2}))
+
+
+@HARDWARE
+def test_one_tensor_of_bytes_is_loaded_in_three_formats(hw: str) -> None:
+    from ttir.stored import stored
+
+    keys, slots, _, cache = caches()
+    out, scales = np.zeros_like(keys), cache[slots, 64:68].copy().view(np.float32)
+    words = {"out": out, "slot_ptr": slots, "cache": cache, "D": 96, "F": 64, "S": 144}
+    call = recorded("taken_out", (8,), words)
+    made = stored(npusim.run(call, hw=hw, rows="all"), {n: x.data for n, x in call.tensors.items()})["out"]
+    numbers = cache[slots, :64].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert np.array_equal(made[:, :64], (numbers * scales).astype(ml_dtypes.bfloat16).astype(np.float64))
+    assert np.array_equal(made[:, 64:], keys[:, 64:].astype(np.float64))
+
+
+@HARDWARE
+def test_rows_of_any_format_are_moved_as_bytes(hw: str) -> None:
+    from ttir.stored import stored
+
+    keys, slots, *_ = caches()
+    cache = np.zeros((12, 96), ml_dtypes.bfloat16)
+    call = recorded(
+        "moved_bytes",
+        (8,),
+        {"source": keys[:, :64].copy(), "cache": cache[:, :64].copy(), "slot_ptr": slots, "ROW": 128},
+    )
+    made = stored(npusim.run(call, hw=hw, rows="all"), {n: x.data for n, x in call.tensors.items()})["cache__as_i8"]
+    assert np.array_equal(made[slots].astype(np.uint8), bytes_of(keys[:, :64]))

@@ -71,10 +71,23 @@ def unpacked() -> tuple[Any, ...]:
     return (2, 2), words, (each - 8.0) * scales.astype(np.float64)
 
 
+def unpacked_product() -> tuple[Any, ...]:
+    """A product by integers of 4 bits, with a scale for each column and group of 32 rows, as AWQ's."""
+    rng, (m, n, k) = RNG(6), (40, 64, 64)
+    a = rng.standard_normal((m, k)).astype(np.float16)
+    packed = rng.integers(-(2**31), 2**31, (k, n // 8)).astype(np.int32)
+    scales = np.abs(rng.standard_normal((2, n)) * 0.1).astype(np.float16)
+    each = ((packed[:, :, None] >> (4 * np.array([0, 4, 1, 5, 2, 6, 3, 7]))) & 15).reshape(k, n) - 8
+    words = {"a_ptr": a, "q_ptr": packed, "s_ptr": scales, "o_ptr": np.zeros((m, n), np.float16)}
+    factor = (each * np.repeat(scales, 32, 0)).astype(np.float16)  # exact, but for one rounding of each product
+    wanted = a.astype(np.float64) @ factor.astype(np.float64)
+    return (2, 2), words | {"M": m, "N": n, "K": k, "BM": 32, "BN": 32, "BK": 32}, wanted
+
+
 @HARDWARE
 @pytest.mark.parametrize(
     "case",
-    [rotated, middle_softmax, middle_sums, shifted_scans, transposed_cast, hadamard, unpacked],
+    [rotated, middle_softmax, middle_sums, shifted_scans, transposed_cast, hadamard, unpacked, unpacked_product],
     ids=lambda case: case.__name__,
 )
 def test_lanes_that_are_moved_have_the_values_of_float64(case: Callable[[], tuple[Any, ...]], hw: str) -> None:
@@ -90,5 +103,6 @@ def test_a_reshape_in_an_undefined_order_is_refused() -> None:
     x = np.zeros(64, np.float32)
     with npusim.record(floats=True) as calls:
         moved_kernels.reordered[1,](x, np.zeros_like(x), 64)
+    call: Any = calls[0]
     with pytest.raises(NpusimError, match="cannot be reshaped"):
-        npusim.run(calls[0], hw="h200")
+        npusim.run(call, hw="h200")

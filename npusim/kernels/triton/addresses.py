@@ -22,6 +22,8 @@ Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 FIRST = 1 << 40
 #: Why an access by an address is refused.
 NO_TENSOR = "accesses memory by an address at which the recording found no tensor"
+#: An operation that TTIR does not have: a pointer into the first argument, at the place of a pointer into another one.
+REINTERPRETED = "npusim.reinterpreted"
 _TO_POINTER = "tt.int_to_ptr"
 _TABLES = ("tt.load", "tt.descriptor_load")
 
@@ -83,6 +85,53 @@ def with_addressed(
         return result
 
     return changed(operations), {**parameters, **known}
+
+
+def as_read(argument: str, element: str) -> str:
+    """Return the name of the argument that has the memory of another one as elements of another type."""
+    return f"{argument}__as_{element}"
+
+
+def root_of(argument: str) -> str:
+    """Return the argument whose memory an argument of `as_read` has."""
+    return argument.partition("__as_")[0]
+
+
+def with_reinterpreted(
+    operations: Sequence[Op], parameters: Mapping[str, str], sizes: Mapping[str, int]
+) -> tuple[list[Op], dict[str, str]]:
+    """Return operations in which a pointer to elements of another type is into an argument of its own (`as_read`), and
+    all parameters.
+
+    A pointer that may be into several arguments, or one between bool and bytes, is left as it is.
+    """
+    every, known = list(_each(operations)), dict(parameters)
+    sources = dict[str, list[str]]()
+    for op in every:
+        if op.name == "scf.for":
+            for inner, start, result in zip(op.operands[4::2], op.operands[5::2], op.results, strict=False):
+                sources[inner] = sources[result] = [start]
+        elif op.operands and op.name not in ("scf.if", "arith.select"):
+            sources |= dict.fromkeys(op.results, op.operands[:1])
+
+    def changed(given: Sequence[Op]) -> list[Op]:
+        result: list[Op] = []
+        for op in given:
+            argument = next((n for n in _roots(op.operands[0], sources) if n in known), "") if op.operands else ""
+            types = op.text.partition(" : ")[2].split(" -> ")
+            if op.name == "tt.bitcast" and "ptr" in op.text and argument and len(types) > 1:
+                of, to = (t.rpartition("!tt.ptr<")[2].partition(">")[0] for t in types)
+                if of in sizes and to in sizes and {of, to} != {"i1", "i8"} and of != to:
+                    name = as_read(root_of(argument), to)
+                    known.setdefault(name, f"!tt.ptr<{to}>")
+                    sources[op.results[0]] = [name]
+                    text = f"{REINTERPRETED} {{of = {sizes[of]} : i32, to = {sizes[to]} : i32}} : {types[1]}"
+                    op = replace(op, name=REINTERPRETED, operands=[name, *op.operands], text=text)  # noqa: PLW2901
+            is_nested = op.body or op.otherwise
+            result.append(replace(op, body=changed(op.body), otherwise=changed(op.otherwise)) if is_nested else op)
+        return result
+
+    return changed(operations), known
 
 
 def _each(operations: Iterable[Op]) -> Iterable[Op]:

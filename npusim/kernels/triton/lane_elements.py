@@ -57,6 +57,12 @@ def blocks_shape(x: Known) -> tuple[int, ...]:
 _WIDE = 64
 
 
+def _pulled(blocks: Sequence[Integers], outer: tuple[int, ...], op: LanesOp) -> Integers:
+    """Return the elements that `op` pulls from the joined lanes of blocks, as one block for each of the outer indices."""
+    joined = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in blocks], 2)
+    return joined[..., op.lanes.reshape(-1)].reshape(*outer, *op.lanes.shape)
+
+
 class LaneElements(Memory, ABC):
     """Integers and masks of blocks of two axes, element by element, where the choices ask for it."""
 
@@ -150,6 +156,20 @@ class LaneElements(Memory, ABC):
         block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")
         return ValueComparison(Floats(f"compare({block.text}, 0.0, 'une')", block.axes, MASK))
 
+    def _npusim_reinterpreted(self, op: Op, argument: Known, pointer: Known) -> None:
+        """Read a pointer to elements of another type as one into the argument with such elements."""
+        of, to = op.number("of"), op.number("to")
+        if not isinstance(pointer, Affine | Elements) or not isinstance(argument, Affine):
+            raise op.fail("a pointer from a list of integers cannot become one to elements of another type")
+        values, steps = (pointer.base, pointer.steps) if isinstance(pointer, Affine) else (pointer.values, ())
+        if np.any(values * of % to) or any(s * of % to for s in steps):
+            raise op.fail(f"a pointer to elements of {to} bytes must be at a multiple of {to} bytes of its tensor")
+        if isinstance(pointer, Affine):
+            steps = tuple(s * of // to for s in steps)
+            self._set(op, replace(pointer, base=values * of // to, steps=steps, of=argument.of))
+        else:
+            self._set(op, replace(pointer, values=values * of // to, of=argument.of))
+
     def _npusim_lanes(self, op: Op, *blocks: Known) -> None:
         """Read lanes of integers, masks or addresses that are known at launch, of one block after another."""
         assert isinstance(op, LanesOp)
@@ -165,15 +185,11 @@ class LaneElements(Memory, ABC):
             each.append(np.broadcast_to(values, (*shape, *sizes)).reshape(*shape, -1))
             flags.append(np.broadcast_to(known, (*shape, *sizes)).reshape(*shape, -1))
         outer = np.broadcast_shapes(*(x.shape[:2] for x in each))
-        lanes = op.lanes.reshape(-1)
-        whole = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in each], 2)[..., lanes]
-        known = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in flags], 2)[..., lanes]
-        whole, known = whole.reshape(*outer, *op.lanes.shape), known.reshape(*outer, *op.lanes.shape)
-        bits = bits_of(op.type)
-        linear = affine(whole, known) if bits > 1 else None
+        whole, known = _pulled(each, outer, op), _pulled(flags, outer, op)
+        bits, of = bits_of(op.type), argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
+        linear = affine(whole, known) if bits > 1 and not (of and op.is_alike) else None
         if linear is None and not np.all(known):
             raise op.fail("npusim knows only some of the integers of this block")
-        of = argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
         bits = _WIDE if of else bits
         if linear is not None and np.all(known):
             self._set(op, replace(linear, of=of, bits=bits))

@@ -16,7 +16,7 @@ import numpy as np
 from npusim.errors import SpecError
 from npusim.formats import get_format
 from npusim.formats.float_format import format_of_dtype
-from npusim.kernels.triton.addresses import FIRST, as_addressed
+from npusim.kernels.triton.addresses import FIRST, as_addressed, root_of
 from npusim.kernels.triton.calls import INTEGERS, Argument
 from npusim.kernels.triton.ttir_text import FORMATS, shape_of
 
@@ -80,7 +80,11 @@ def with_tensors(
     number of a storage; ``given``: the arguments that the program passes. Raises `UnreadAddressError` for addresses of
     tensors that have other sizes of elements than the kernel's pointers, or that are arguments in a second way.
     """
-    missing = {n: kind for n, kind in parameters.items() if n not in recorded and n.endswith(as_addressed(""))}
+    missing = {
+        n: kind
+        for n, kind in parameters.items()
+        if n not in recorded and n.endswith(as_addressed("")) and n == root_of(n)
+    }
     if not missing:
         return recorded
     pieces, result = _pieces(), dict(recorded)
@@ -100,6 +104,37 @@ def with_tensors(
         result[name], starts = _argument(table, owners, shape_of(kind)[1], floats=floats, number=number())
         result[table] = _with_offsets(recorded[table], owners, starts)
     return result
+
+
+def with_other_formats(recorded: dict[str, Any], parameters: Mapping[str, str], *, floats: bool) -> dict[str, Any]:
+    """Return the arguments of a launch with those that have the memory of another one in another format (`as_read`).
+
+    Raises `UnreadAddressError` if the elements of the other format are not all in rows of that memory.
+    """
+    result = dict(recorded)
+    for name, kind in parameters.items():
+        if name in result or root_of(name) == name:
+            continue
+        x, element = result[root_of(name)], shape_of(kind)[1]
+        fmt = FORMATS.get(element) or _WHOLE[element]
+        own, size = (_bytes_of(f) for f in (x.fmt, fmt))
+        sides = [x.offset, *x.strides[:-1], x.shape[-1] if x.shape else 1]
+        if x.strides[-1:] != (1,) or any(n * own % size for n in sides):
+            why = f"a tensor {list(x.shape)} of {x.fmt} with strides {list(x.strides)} is also read as {fmt}"
+            raise UnreadAddressError(f"record: {root_of(name)}: {why}, which is not supported")
+        offset, *strides, columns = (n * own // size for n in sides)
+        data = None
+        if x.data is not None and (floats or fmt in INTEGERS):
+            dtype = np.dtype(fmt) if fmt in INTEGERS else get_format(fmt).dtype
+            data = np.ascontiguousarray(x.data).view(dtype)
+        spans = tuple((first * own // size, end * own // size) for first, end in x.spans)
+        shape = (*x.shape[:-1], columns)
+        result[name] = Argument(shape, (*strides, 1), offset, fmt, x.storage, data, spans=spans)
+    return result
+
+
+def _bytes_of(fmt: str) -> int:
+    return INTEGERS[fmt] if fmt in INTEGERS else get_format(fmt).bits // 8
 
 
 def _integers(x: object) -> Array:
@@ -124,7 +159,7 @@ def _argument(
 ) -> tuple[Argument, list[int]]:
     """Return the tensors of some addresses as one argument, and the first byte of each."""
     fmt = FORMATS.get(element) or _WHOLE[element]
-    size = INTEGERS[fmt] if fmt in INTEGERS else get_format(fmt).bits // 8
+    size = _bytes_of(fmt)
     if wrong := next((o for o in owners if o.size % size), None):
         why = f"an address belongs to a tensor {list(wrong.shape)} of {wrong.fmt}, and the kernel reads {fmt} there"
         raise UnreadAddressError(f"record: {table}: {why}, which is not supported")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -36,6 +37,8 @@ _FLOATS_FROM = ("arith.cmpf", "arith.fptosi", "arith.fptoui")
 _STORE = "tt.store"
 #: Operations that may change memory, or whose elements have other rules; no kernel here has them.
 _OTHERS = ("tt.atomic", "tt.descriptor", "tt.make_tensor", "tt.call", "tt.elementwise_inline", "tt.histogram")
+#: Operations of two floats whose order has no effect.
+_OF_PAIRS = ("arith.addf", "arith.mulf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf")
 #: Operations that join the elements of a block along an axis.
 _JOINED = ("tt.reduce", "tt.scan")
 _TWO, _MOST = 2, 1 << 20
@@ -48,6 +51,12 @@ class LanesOp(Op):
     """An operation with the lanes of its result: places in the blocks of its operands, one block after another."""
 
     lanes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all lanes along one of two axes are the same."""
+        is_block = self.lanes.ndim == _TWO and min(self.lanes.shape) > 1
+        return is_block and any(np.all(self.lanes == np.take(self.lanes, [0], axis)) for axis in range(_TWO))
 
 
 @dataclass
@@ -67,15 +76,38 @@ def with_lanes_pulled(function: Function) -> Iterator[Function]:
     every = [*function.operations, *inside(function.operations)]
     if any(o.name.startswith(_OTHERS) for o in every):
         return
-    turned = [o for o in every if o.name == "tt.trans"]
+    turned, scales = [o for o in every if o.name == "tt.trans"], _scales_of_factors(function)
     if not any(map(_is_odd, every)) and all(is_only_factor(o.results[0], every) for o in turned):
         return
     axes = sorted({o.number("axis") for o in every if o.name in _JOINED and len(_operand_shape(o)) > _TWO})
-    for columns in (*(axes or ()), None):
+    for columns, whole in product((*(axes or ()), None), (scales, frozenset[str]()) if scales else (scales,)):
         try:
-            yield function._replace(operations=_Lanes(function, columns).result())
+            yield function._replace(operations=_Lanes(function, columns, whole).result())
         except OtherBlocksError:
             continue
+
+
+def _scales_of_factors(function: Function) -> frozenset[str]:
+    """Return the vectors of floats that blocks have along an axis, and from which factors of products in a loop follow.
+
+    A loop's tiles have no axis of one index, so that such a block is loaded whole.
+    """
+    result = set[str]()
+    for loop in (o for o in function.operations if o.name == "scf.for"):
+        made = makers(loop.body)
+        waiting = [n for o in loop.body if o.name == _PRODUCT for n in o.operands[:2]]
+        while waiting:
+            if (op := made.get(waiting.pop())) is None or op.name == _PRODUCT:
+                continue
+            is_spread = op.name == "tt.broadcast" and shape_of(op.type)[1] in FORMATS and "ptr" not in op.type
+            result |= set(op.results) if is_spread and len(shape_of(op.type)[0]) == _TWO else set()
+            waiting += op.operands if op.name != "tt.load" else ()
+    return frozenset(result)
+
+
+def is_of_lanes(function: Function) -> bool:
+    """Return whether a kernel has lanes that are chosen here, so that its blocks have no other form."""
+    return any(isinstance(o, LanesOp) for o in (*function.operations, *inside(function.operations)))
 
 
 def _is_odd(op: Op) -> bool:
@@ -105,10 +137,12 @@ def _operand_shape(op: Op) -> tuple[int, ...]:
 
 
 class _Lanes:
-    """The operations of a kernel on lanes; ``columns``: the axis of stored blocks of three axes that is columns."""
+    """The operations of a kernel on lanes; ``columns``: the axis of stored blocks of three axes that is columns;
+    ``whole``: blocks with equal elements along an axis that are loaded whole.
+    """
 
-    def __init__(self, function: Function, columns: int | None) -> None:
-        self.function, self.columns = function, columns
+    def __init__(self, function: Function, columns: int | None, whole: frozenset[str]) -> None:
+        self.function, self.columns, self.whole = function, columns, whole
         self.every = list(_in_order(function.operations))
         self.made = makers(self.every)
         self.carried = carried_by(self.every)
@@ -145,7 +179,7 @@ class _Lanes:
     def _type(self, name: str) -> str:
         op = self.made.get(name)
         if name in self.carried:
-            return self.carried[name].type
+            return f"{self.carried[name].type}"
         if op is None:
             return self.function.parameters.get(name, "i32")
         types: list[str] = TYPES.findall(op.type) or [op.type]
@@ -195,7 +229,7 @@ class _Lanes:
             op = self.made.get(name)
             if op is not None and op.name != _PRODUCT:
                 turns = op.name == "tt.trans" and not is_only_factor(name, self.every)
-                self._odd[name] = _is_odd(op) or turns or any(map(self._is_odd_at, op.operands))
+                self._odd[name] = _is_odd(op) or turns or name in self.whole or any(map(self._is_odd_at, op.operands))
         return self._odd[name]
 
     # ---------------------------------------------------------------- lanes that are read
@@ -208,7 +242,7 @@ class _Lanes:
         if lanes.shape == shape and len(shape) <= _TWO and np.array_equal(lanes.reshape(-1), np.arange(lanes.size)):
             self.native.add(name)
             return name
-        if not self._is_known(name) and lanes.ndim == _TWO and min(lanes.shape) > 1:
+        if not self.whole and not self._is_known(name) and lanes.ndim == _TWO and min(lanes.shape) > 1:
             for axis in (1, 0):
                 one = np.take(lanes, [0], axis)
                 if np.array_equal(np.broadcast_to(one, lanes.shape), lanes):
@@ -368,16 +402,27 @@ class _Lanes:
 
     def _reduced(self, op: Op, of: _Wanted) -> Op:
         """Return a reduction of lanes, each along the columns of a block."""
-        if len(op.operands) != 1 or of.lanes.ndim > 1:
+        if len(op.operands) != 1:
             raise OtherBlocksError
         before, axis = self._shape(op.operands[0]), op.number("axis")
         along = np.moveaxis(_all(before), axis, -1).reshape(-1, before[axis])[of.lanes]
+        if of.lanes.ndim > 1:
+            return self._pairs(op, of, along)
         source = self._read(op.operands[0], along)
         text = re.sub(r"axis = \d+", f"axis = {along.ndim - 1}", op.text)
         parts = text.rpartition(" : ")
         types = TYPES.findall(parts[2])
         text = f"{parts[0]} : ({_typed(types[0], along.shape)}) -> {_typed_from(op.type, of.lanes.shape)}"
         return replace(op, results=[of.name], operands=[source], text=text, type=_typed_from(op.type, of.lanes.shape))
+
+    def _pairs(self, op: Op, of: _Wanted, along: Integers) -> Op:
+        """Return a reduction of two elements, whose order has no effect, as an operation on both."""
+        inner = [o.name for o in op.body]
+        if along.shape[-1] != _TWO or len(inner) != _TWO or inner[0] not in _OF_PAIRS:
+            raise OtherBlocksError
+        sides = [self._read(op.operands[0], along[..., i]) for i in range(_TWO)]
+        type_ = _typed(self._type(op.operands[0]), of.lanes.shape)
+        return Op(inner[0], [of.name], sides, f"{inner[0]} : {type_}", type_, op.line)
 
     def _scanned(self, op: Op, of: _Wanted) -> Op:
         """Return a scan of whole rows of lanes, along the columns of a block."""

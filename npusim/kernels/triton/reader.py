@@ -35,6 +35,7 @@ from npusim.kernels.triton.masked_sums import with_masked_terms
 from npusim.kernels.triton.neighbours_apart import half_of, with_neighbours_apart
 from npusim.kernels.triton.passed_states import with_states_passed
 from npusim.kernels.triton.peeled_loops import with_loops_joined, with_loops_turned
+from npusim.kernels.triton.pulled_lanes import is_of_lanes
 from npusim.kernels.triton.rolled_rows import rolled, with_scale_before_maximum, with_scratch_kept
 from npusim.kernels.triton.shared_memory import are_elements_own
 from npusim.kernels.triton.tensor_axes import Access, GatheredView, View
@@ -116,6 +117,8 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
 
     A block of flat indices with quotients and remainders becomes rows and columns, or otherwise several smaller blocks.
     """
+    if is_of_lanes(function):
+        return _read_in_ways(function, arguments, grid, choices)
     fault: ProgramError | None = None
     function = without_axis_of_one(with_neighbours_apart(function) or function)
     if (grouped := with_groups(function)) is not None and not choices.way("lists_remainders"):
@@ -149,6 +152,11 @@ def read_launch(function: Function, arguments: Mapping[str, Any], grid: tuple[in
         return reader
     if fault is not None:
         raise fault
+    return _read_in_ways(function, arguments, grid, choices)
+
+
+def _read_in_ways(function: Function, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> Reader:
+    """Return a kernel as it is, or else with second loads, with blocks or loops that do the same, or turned."""
     again = with_loads_again(function, arguments)
     if again is not None and choices.way("loads_again"):
         return _read_again(again, grid, choices)

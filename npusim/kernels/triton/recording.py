@@ -24,7 +24,7 @@ from npusim.errors import NpusimError, SpecError
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.triton.calls import INTEGERS, MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
 from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
-from npusim.kernels.triton.live_tensors import UnreadAddressError, with_tensors
+from npusim.kernels.triton.live_tensors import UnreadAddressError, with_other_formats, with_tensors
 from npusim.kernels.triton.releases import release
 from npusim.kernels.triton.ttir_text import read
 from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
@@ -125,7 +125,7 @@ class Recorder:
         try:
             recorded = {n: self.argument(n, x) for n, x in bound.items()} if tuning is None else {}
             text, refused = launched.ttir()
-            if "tt.int_to_ptr" in text and tuning is None:
+            if tuning is None and re.search(r"tt\.int_to_ptr|tt\.bitcast.*ptr", text):
                 recorded = self._with_addressed(recorded, text, bound)
         except (
             UnreadFormatError,
@@ -144,9 +144,10 @@ class Recorder:
         self.calls.append(Call(name, path, line, launching_line(), recorded, (configuration,), release()))
 
     def _with_addressed(self, recorded: dict[str, Any], text: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a launch with the tensors to which addresses that the kernel loads belong."""
+        """Return the arguments with tensors to which addresses belong, and with second formats of tensors."""
         parameters = read(text).parameters
-        return with_tensors(recorded, parameters, floats=self.floats, number=self.fresh_storage, given=given)
+        recorded = with_tensors(recorded, parameters, floats=self.floats, number=self.fresh_storage, given=given)
+        return with_other_formats(recorded, parameters, floats=self.floats)
 
     _tuning: int | None = None  # the call to which the tuner's configurations are added
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from npusim.errors import ProgramError, SpecError
 from npusim.formats import get_format
+from npusim.kernels.triton.addresses import root_of
 from npusim.kernels.triton.calls import INTEGERS, Argument
 from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.kernel_draft import Stored
@@ -50,6 +51,7 @@ def check_shared(function: Function, call: Call) -> None:
     """
     tensors = {n: x for n, x in call.arguments.items() if isinstance(x, Argument)}
     shared = [(a, b) for a, b in permutations(tensors, 2) if _overlap(tensors[a], tensors[b])]
+    shared = [(a, b) for a, b in shared if root_of(a) != root_of(b)]  # the readers examine their elements
     if not shared:
         return
     accesses = list(_accesses(function))
@@ -150,12 +152,18 @@ def check_programs(readers: Sequence[Reader]) -> None:
             if reader is not of or _root(reader, x.of).name != _root(of, stored.of).name or is_other_part:
                 _check_pair(reader, x, of, stored)
     for (reader, x), (of, stored) in combinations(stores, 2):
-        if reader is not of:
+        if reader is not of or _is_other_format(reader, x, of, stored):
             _check_pair(of, stored, reader, x)
     for reader, (name, line) in ((r, of) for r in readers for of in r.looked.items()):
         for of, stored in stores:
             if _memory(reader, name) == _memory(of, stored.of):
                 _check_looked(reader, name, line, of, stored)
+
+
+def _is_other_format(reader: Reader, x: Load, of: Reader, stored: Load) -> bool:
+    """Return whether two accesses are of one argument's memory in two formats."""
+    names = [_root(r, y.of).name for r, y in ((reader, x), (of, stored))]
+    return names[0] != names[1] and root_of(names[0]) == root_of(names[1])
 
 
 def _check_looked(reader: Reader, name: str, line: Line, of: Reader, stored: Load) -> None:
@@ -233,6 +241,7 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
     read as separate kernels, also raise it if one program stores an element twice.
     """
     is_twice = isinstance(x, Stored) and reader is not of and _root(reader, x.of).name == _root(of, stored.of).name
+    is_twice |= _is_other_format(reader, x, of, stored)
     if _memory(reader, x.of) != _memory(of, stored.of) or (not is_twice and _is_same(reader, x, of, stored)):
         return
     accesses = (reader, x), (of, stored)
@@ -249,7 +258,7 @@ def _check_pair(reader: Reader, x: Load, of: Reader, stored: Load) -> None:
         why = (
             f"npusim does not check whether a program {does} an element that another program stores to at {stored.line}"
         )
-        if reader is not of:
+        if reader is not of or is_twice:
             raise ProgramError(f"{where} programs take different branches, and {why}, in {count:,} elements")
         reader.notes.append(f"{where} {why}, in {count:,} elements")
         return

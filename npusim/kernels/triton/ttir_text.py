@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
-from npusim.kernels.triton.addresses import with_addressed
+from npusim.kernels.triton.addresses import with_addressed, with_reinterpreted
 from npusim.kernels.triton.called_functions import Called, with_calls_inlined
 from npusim.kernels.triton.number_classes import with_classes_compared
 from npusim.kernels.triton.releases import as_first
@@ -141,6 +141,8 @@ def read(text: str) -> Function:
     parameters = {n: t.strip() for n, t in parameters.items()}
     if "tt.int_to_ptr" in bare:
         operations, parameters = with_addressed(operations, parameters, BYTES)
+    if re.search(r"tt\.bitcast .*ptr", bare):
+        operations, parameters = with_reinterpreted(operations, parameters, BYTES)
     return Function(head[1], parameters, operations)
 
 

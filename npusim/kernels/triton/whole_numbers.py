@@ -178,7 +178,8 @@ class WholeNumbers(Arithmetic, ABC):
             raise op.fail(f"tl.store of integers of {kind} is not supported; allowed: {', '.join(WHOLE)}")
         self._said_as(op, of, kind)
         ones, memory = (1,) * len(AXES), (tensor.storage, tensor.offset)
-        view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by)
+        view = View(of, ones, self.choices.fmt(kind), ones, sizes=tensor.sizes, by=tensor.by, spans=tensor.spans)
+        view = replace(view, described=tensor.sizes, described_by=tensor.by)
         self.arguments[of] = replace(view, storage=memory[0], offset=memory[1])
 
     def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
