@@ -89,7 +89,7 @@ class HybridData(_SeededData):
     kind: Literal["hybrid"]
     x0: StrictFloat
     amplitude: NonNegativeFloat
-    # PASA section 3.1, as FlashAttention-3's accuracy test.
+    # the value of PASA, section 3.1, and of FlashAttention-3's accuracy test
     probability: Annotated[StrictFloat, Field(ge=0, le=1)] = 0.001
 
 

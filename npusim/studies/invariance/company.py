@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import HeadSource
 
-#: Tested sizes of a batch, of pages in keys, and of the chunks of a prompt next to a decoding step, in queries.
+#: Tested sizes: sequences of a batch, keys of a page, queries of a speculated step, and queries of a prompt's chunk
+#: that runs next to a decoding step.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
 #: Numbers of devices that share the heads of a call.
 RANKS = (2, 4)
