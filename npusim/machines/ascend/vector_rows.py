@@ -124,7 +124,7 @@ class VectorShare:
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
-        #: Number of slots if slice follows slice.
+        #: Number of slots for slices that follow one another.
         self.depth = tiling.buffers if self.is_alone else 1 if tiling.decided.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}

@@ -110,7 +110,7 @@ def _places(batch: int) -> list[VariedCall]:
 
 
 def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, list[VariedCall]]:
-    """Return the calls of a kernel of plain tensors by aspect, of the sizes by which it may grow."""
+    """Return, by aspect, the varied calls of a kernel of plain tensors: those in which a size of ``grows`` differs."""
     calls: dict[str, list[VariedCall]] = {}
     if "batch" in grows:
         calls |= {"batch": _larger("batch", sizes["batch"]), "position": _places(sizes["batch"])}
