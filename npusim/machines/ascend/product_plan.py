@@ -357,7 +357,7 @@ class VectorFields(Tiling):
         default=None,
         ge=1,
         json_schema_extra={"none": "full", "elements": SLICE_ELEMENTS},
-        description="rows of a softmax slice on an AIV; default with full blocks: slices of 8192 elements",
+        description="rows of a softmax slice on an AIV; default: as many as give 8192 elements, if blocks are full",
     )
     depth: int = Field(
         default=2,

@@ -70,7 +70,7 @@ def rows_stage(
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
-    # vector instructions process the other results, and these together with them
+    # if vector instructions compute other results, they also process the copied ones
     if len({*moved.values()}) < len(stage.rows):
         moved = {}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
