@@ -1,14 +1,14 @@
 """Bands of predicted times: prediction intervals from the errors of earlier predictions of the same family of kernels.
 
-``hwconfigs/validated.csv`` has the error of each measured case whose time depends on the device and not on the host.  A
-family is a schedule with a kind of kernel; a device has bands of the families that were measured on it.  Devices with
-the same cores share their cases, but no band is narrower than the band of the device's own cases.  Cases of one shape
-have similar errors, so all shapes have the same weight, and cases on which a constant was fitted do not count.  A class
-of a family (tiles that spill registers, products with narrow tiles) has a band of its own, if it has at least `FEWEST`
-shapes.  (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
+``hwconfigs/validated.csv`` has the error of each measured case whose time depends on the device and not on the host. A
+family is a schedule with a kind of kernel; a device has bands of the families that were measured on it. Devices with
+the same cores share their cases, but no band is narrower than the band of the device's own cases. Cases of one shape
+have similar errors, so all shapes have the same weight, and cases on which a constant was fitted do not count. A class
+of a family (tiles that spill registers, products with narrow tiles) has a separate band if it has at least `FEWEST`
+shapes. (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
 shapes.) If a family was never measured on the device, or if no case is similar (each size within a factor of `LIKE`),
-there is no band.  Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes
-have other names and are not compared.  Launches that spill registers have no band: fewer than 85 % of the left-out
+there is no band. Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes
+have other names and are not compared. Launches that spill registers have no band: fewer than 85 % of the left-out
 shapes were within it.
 """
 

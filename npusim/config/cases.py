@@ -423,7 +423,7 @@ class KernelRule(_Options):
     group: Text | None = Field(default=None, description="cases that differ only in tiling")
     workload: dict[str, object] = Field(default_factory=dict, description="sizes that the profile does not contain")
     inputs: tuple[Text, ...] = Field(default=(), description="axes of each input: batch heads seq_q ...")
-    grid: Text | None = Field(default=None, description="axes of the grid of blocks, in the same form")
+    grid: Text | None = Field(default=None, description="axes of the grid of blocks, in the form of inputs")
 
     @field_validator("kernel")
     @classmethod

@@ -390,7 +390,7 @@ class IssueSpec(SpecModel):
     """
 
     product_issue_factor: Quantity = Field(
-        description="issue slots in a cycle that running products use in addition to those of their own instructions"
+        description="issue slots per cycle that running products use in addition to the slots of their own instructions"
     )
     product_compare_factor: Quantity = Field(
         description="share of the pipe of comparisons and conversions that running products use"

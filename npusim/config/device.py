@@ -207,7 +207,7 @@ class FlagsSpec(SpecModel):
 
     intra_core_latency_cycles: WholeQuantity
     usable_event_ids_count: PositiveWhole = Field(
-        description="binary flags per ordered pair of pipes that a kernel may use"
+        description="number of binary flags that a kernel may use for each ordered pair of pipes"
     )
     cross_core_latency_cycles: WholeQuantity = Field(description=("time from the set of a flag to the end of the wait"))
     cross_core_issue_cycles: WholeQuantity = Field(description="time of the core to issue a set or a wait")

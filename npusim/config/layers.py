@@ -65,7 +65,7 @@ class StoredWeights(SpecModel):
 
     bits: PositiveFloat = Field(description="bits of a weight, including its share of the scales")
     of: Literal["layers", "experts"] = Field(
-        default="layers", description=("matrices that are stored in these bits; others have 16 bits")
+        default="layers", description=("matrices whose weights have this number of bits; other weights have 16 bits")
     )
 
 

@@ -89,7 +89,7 @@ class HybridData(_SeededData):
     kind: Literal["hybrid"]
     x0: StrictFloat
     amplitude: NonNegativeFloat
-    # PASA section 3.1, as FlashAttention-3's accuracy test.
+    # the value of PASA, section 3.1, and of FlashAttention-3's accuracy test
     probability: Annotated[StrictFloat, Field(ge=0, le=1)] = 0.001
 
 
@@ -849,7 +849,7 @@ class KernelProblem(Sizes):
     __pydantic_extra__: dict[str, NamedSize]
     dtype: Dtype = "float16"
     seed: NonNegativeInt = 0
-    features: ClassVar[frozenset[str]] = frozenset(("plain",))  # does not need an option by itself
+    features: ClassVar[frozenset[str]] = frozenset(("plain",))  # this feature alone needs no option
     has_bits: ClassVar[bool] = True
     is_plain: ClassVar[bool] = True
     asked_with: ClassVar[str] = "sizes, with the names in its launch: --problem M=4096,N=4096"

@@ -57,7 +57,7 @@ class AdditionTree:
     tree
         Nested tuples of k and `C`; a product that is a node by itself is rounded before it is added.
     fraction
-        Number of bits below the largest exponent of a node's terms that are kept; None: all.  ``cut``: the rounding of
+        Number of bits below the largest exponent of a node's terms that are used; None: all. ``cut``: the rounding of
         the cut bits.
     exponents
         Exponent of a product: the sum of its operands' exponents as ``stored``, or with subnormals ``normalised`` (as a

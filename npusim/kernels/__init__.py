@@ -1,1 +1,1 @@
-"""Kernels before a machine: `form` traces functions on tiles, `declare` makes schedules, `triton` reads Triton's."""
+"""Kernels without a machine: `form` traces functions on tiles, `declare` defines schedules, `triton` reads TTIR."""

@@ -1,7 +1,7 @@
 """The library: kernels as files, each written only with the public interface; every file of the folder is a kernel.
 
 ``find_schedule(name, family)`` returns the entry of the registry; ``SCHEDULES`` lists all schedules; ``default_hw``
-names the device for which a schedule is made.
+names the device for which a schedule is meant.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def names_sizes(name: str) -> bool:
 
 
 def default_hw(name: str, usual: str) -> str:
-    """Return the packaged device for which a schedule is made: ``usual`` if the schedule names none."""
+    """Return the packaged device for which a schedule is meant: ``usual`` if the schedule names none."""
     devices = [s.hw for s in schedules_called(name).values()]
     return devices[0] if all(devices) and devices else usual
 

@@ -86,7 +86,7 @@ ROWS = Field(
     default=None,
     ge=1,
     json_schema_extra={"none": "full", "elements": SLICE},
-    description=f"rows of a softmax slice on an AIV; default with full blocks: slices of {SLICE} elements",
+    description=f"rows of a softmax slice on an AIV; default: as many as give {SLICE} elements, if blocks are full",
 )
 
 

@@ -149,7 +149,8 @@ def optimal_beta(beta: float, keys: int, fmt: str = "float16", *, rounds: int = 
 
     Fixed point of beta = 1 - (a - b n) with the entries of M at alpha = 1 rounded to ``fmt``, in float64 (PASA,
     equations 20 to 22, simplified in reports/pasa_numerics, table 3).  One step finds it, unless its entries round to
-    other values; then at most 16 steps are made.  The result is 1 or more if the rounded entries remove the whole mean.
+    other values; then at most 16 steps are needed.  The result is 1 or more if the rounded entries remove the whole
+    mean.
     """
     for _ in range(rounds):
         rounded = 1 - ShiftingMatrix(keys, beta, 1.0, fmt).mean_kept

@@ -33,8 +33,8 @@ class TilingAllReduceTiling(OverlapTiling):
 
     attention: str = Field(
         default="auto",
-        description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (cuDNN's on Hopper; "
-        "if the node's file states its time, that time applies)",
+        description=f"attention of one device, {NAMED}; auto: two_level on ascend, flash on nvidia (on Hopper the "
+        "kernel of cuDNN; if the node's file states the time of the attention, that time applies)",
     )
 
 

@@ -10,7 +10,15 @@ const fit = () => {
     table.dataset.wide = "";
   }
 };
+// A line never ends within the name of an option, such as --seq-q.
+const join = () => {
+  for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
+    if (code.childElementCount) continue;
+    code.innerHTML = code.innerHTML.replace(/(^|\s)(--?[a-z][\w-]*)/gi, '$1<span class="option">$2</span>');
+  }
+};
 document.addEventListener("DOMContentLoaded", () => {
+  join();
   setTimeout(fit); // once the theme has put each table in its box
   window.addEventListener("resize", fit);
   for (const folded of document.querySelectorAll("details")) folded.addEventListener("toggle", fit);

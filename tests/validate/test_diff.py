@@ -266,7 +266,7 @@ def test_the_mean_of_v_is_named_as_such(is_masked: bool, named: str) -> None:
 
 def test_zeros_are_named_as_such() -> None:
     found = _held(np.zeros((1, 4, 64, 64), np.float16), _of())
-    assert (str(found.problem), found.tried) == ("zeros: relative RMSE 0 against float64, 1 as asked", 0)
+    assert (str(found.problem), found.tried) == ("zeros: relative RMSE 0 against float64 (requested problem: 1)", 0)
 
 
 @pytest.mark.parametrize(("asked", "cap"), [(None, 2.0), (None, 0.75), (4.0, 1.5)])

@@ -170,7 +170,7 @@ def below_one_another(blocks: tuple[WorkTile, ...], group: int, queries: int) ->
 def depends_on_position(problem: Problem, seen: Seen) -> bool:
     """Return whether the keys that a query sees, or a term added to its scores, depend on the query's position.
 
-    A kernel may mask every tile, even one in which each query sees all keys, so that the tiles do not show this.
+    The tiles do not show this, because a kernel may mask every tile, even one in which each query sees all keys.
     """
     return problem.alibi or not seen.shows_all
 

@@ -81,7 +81,7 @@ class LayerTiling(OverlapTiling):
         default="auto",
         description=(
             f"kernel on each device, {NAMED}; auto: two_level on ascend, flash on nvidia (on Hopper "
-            "cuDNN's, which PyTorch uses), split_kv for single queries"
+            "the kernel of cuDNN, which PyTorch uses), split_kv for single queries"
         ),
     )
     rows: str = Field(

@@ -259,7 +259,8 @@ class _PrimFuncReader:
             return body
         if self.unfinished is not None:
             raise refused(
-                self.unfinished, "a product or copy that continues after its statement, in a kernel with warp groups"
+                self.unfinished,
+                "a product or copy that continues after its statement is not supported in a kernel with warp groups",
             )
         self.note(_GROUPS_NOTE)
         return without_slots(in_text_order(body, self.barriers, self.threads, self.registers))
@@ -605,7 +606,7 @@ class _PrimFuncReader:
         if type(load).__name__ != "BufferLoad" or str(load.buffer.data.name) not in self.barriers:
             raise self.refuse(f"T.{word} needs a barrier of T.alloc_barrier")
         if len(node.args) != (1 if word == "ptx_arrive_barrier" else 2):
-            raise self.refuse(f"T.{word} with {len(node.args)} operands")
+            raise self.refuse(f"T.{word} with {len(node.args)} operands is not supported")
         parity = copy = None
         if word == "tma_copy":
             self.annotated({str(k): v for k, v in known.items()})
@@ -618,13 +619,13 @@ class _PrimFuncReader:
 
     def reduction(self, word: str, node: tirx.Call, known: dict[object, object]) -> TileReduction:
         if known.pop("nan_propagate", None):
-            raise self.refuse("nan_propagate of a reduction")
+            raise self.refuse("nan_propagate of a reduction is not supported")
         self.annotated({str(k): v for k, v in known.items() if str(k) != "enable_fadd2"})
         source, target = self.part(node.args[0]), self.part(node.args[1])
         axis = int(node.args[3 if word == "reduce" else 2]) % len(source.extent)
         if word == "cumsum":
             if int(node.args[3]):
-                raise self.refuse("T.cumsum(reverse=True)")
+                raise self.refuse("T.cumsum(reverse=True) is not supported")
             return TileReduction(source, target, "sum", axis, True, self.line, cumulates=True)
         how = str(getattr(node.args[2], "value", node.args[2]))
         return TileReduction(source, target, how, axis, bool(int(node.args[4])), self.line)

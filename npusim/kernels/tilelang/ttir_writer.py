@@ -245,7 +245,7 @@ class _Writer:
             text = f"{float(x):.17e}"
             if math.isinf(x):
                 if (element, int(math.copysign(1, x))) not in _SPECIAL:
-                    raise refused(self.line, f"an infinity in {fmt}")
+                    raise refused(self.line, f"an infinity in {fmt} is not supported")
                 text = _SPECIAL[element, int(math.copysign(1, x))]
         else:
             x = wrapped(x, fmt)

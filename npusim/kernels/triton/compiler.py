@@ -161,7 +161,7 @@ def compiled(
     """Return Triton's result for a kernel and an architecture (by its number after ``_``; empty: only TTIR).
 
     ``arguments``: for each parameter a format (a pointer's element), ``(number,)`` for a constant, or a number; as in a
-    launch, the compiler is told whether a number is 1 or a multiple of 16.  ``check``: called with the TTIR before code
+    launch, the compiler learns whether a number is 1 or a multiple of 16. ``check``: called with the TTIR before code
     is compiled, if no code is stored; it may refuse the kernel, since compilation of code takes ten times as long.
     Raises `SpecError`: Triton is missing, its release is untried, or it refuses the kernel.
     """

@@ -579,7 +579,7 @@ class LaunchGrid:
             self._place(other)
             at, row, column = [x[:, :1] for x in at], row[:, :1], _least(column, self.is_visited)
         matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))
-        if self.is_stacked and self._tensor(of).is_split:  # of a result after the loop, a program has one place
+        if self.is_stacked and self._tensor(of).is_split:  # a result after the loop has one place
             matrix = matrix[:SPLIT]
             self._stack(other, np.broadcast_to(at[SPLIT], (len(self.batch), 1)), self.rows > 0, is_by_tile=False)
         if apart := [side for side, x, y in matrix if np.any(x != y)]:

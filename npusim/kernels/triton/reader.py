@@ -485,7 +485,7 @@ class Reader(WholeLanes):
                 )
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
-            # A return may also be the return of later branches.
+            # several branches may share one return
             rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
 
     def _return(self, op: Op, is_left: Booleans) -> None:

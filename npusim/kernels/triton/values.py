@@ -321,8 +321,9 @@ class Floats:
     ``pad``: the value of elements that a mask did not load, if known (for columns; none if columns are equal).
     ``held``: the state of a loop whose unknown value these elements have. ``is_product``: the block is a product that
     is not stored yet. ``factors``: the factors of a multiplication, which an addition may fuse; ``place``: the place of
-    the multiplication. ``narrow``: a value of a narrower format that it equals. ``wide``: integers of which it has the
-    low bits, which operations in the kernel read. ``most``: the largest magnitude of integers, 0 if it is not known.
+    the multiplication. ``narrow``: a block of a narrower format with equal values. ``wide``: integers whose low bits
+    are in the block, and which operations in the kernel read. ``most``: the largest magnitude of integers, 0 if it is
+    not known.
     ``is_low``: no element is below the value of the columns that a mask hides. ``is_seen``: the block comes after a
     loop, and no mask hid only a part of the loop's first tile. ``is_even``: the hidden elements of a row have one
     finite value, which is not known.

@@ -58,7 +58,7 @@ def decode_fields(problem: Problem, cores: int) -> Mapping[str, object]:
 
 CANN = AscendKernel(
     name=NAME,
-    whose="CANN's, with a barrier between all vector instructions",
+    whose="the kernel of CANN, with a barrier between all vector instructions",
     computes=("flash", "split_kv", "two_level"),
     decides=AscendDecisions(is_vendors=True),
     deal="balanced",

@@ -9,7 +9,7 @@ from npusim.kernel import AscendDecisions, AscendKernel
 
 PTO = AscendKernel(
     name="pto",
-    whose="PTO's, with barriers where they are needed",
+    whose="the kernel of PTO, with barriers where they are needed",
     computes=("flash", "split_kv"),
     decides=AscendDecisions(barriers="needed", extra=True),
     is_by_name=True,

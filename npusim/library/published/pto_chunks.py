@@ -14,7 +14,10 @@ CHUNKS = AscendDecisions(barriers="needed", expands=True, one_slot=True)
 
 PTO_CHUNKS = AscendKernel(
     name="pto_chunks",
-    whose="PTO's, for chunks of the gated delta rule; a block sums decays of all heads, and block_sums is not read",
+    whose=(
+        "the kernel of PTO for chunks of the gated delta rule; a block sums decays of all heads, and block_sums "
+        "is not read"
+    ),
     computes=("gated_delta",),
     of="recurrence",
     decides=CHUNKS,

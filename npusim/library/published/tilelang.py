@@ -6,7 +6,7 @@ from npusim.kernel import AscendDecisions, AscendKernel
 
 TILELANG = AscendKernel(
     name="tilelang",
-    whose="TileLang's, which passes on two tiles at a time",
+    whose="the kernel of TileLang, which passes on two tiles at a time",
     computes=("flash", "split_kv"),
     decides=AscendDecisions(together=2),
 )

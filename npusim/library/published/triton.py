@@ -23,7 +23,7 @@ def _charges(use: KernelUse) -> tuple[Charge, ...]:
 
 TRITON = GpuKernel(
     name="triton",
-    whose="FlexAttention's of Triton, with a mask by blocks of 128 x 128",
+    whose="the kernel of Triton's FlexAttention, with a mask by blocks of 128 x 128",
     computes=("flash",),
     decides=GpuDecisions(mask_block=128),  # queries and keys of a block of its mask
     needs=_needs,

@@ -357,7 +357,7 @@ class VectorFields(Tiling):
         default=None,
         ge=1,
         json_schema_extra={"none": "full", "elements": SLICE_ELEMENTS},
-        description="rows of a softmax slice on an AIV; default with full blocks: slices of 8192 elements",
+        description="rows of a softmax slice on an AIV; default: as many as give 8192 elements, if blocks are full",
     )
     depth: int = Field(
         default=2,
@@ -374,8 +374,8 @@ class VectorFields(Tiling):
     mask: MaskKind | None = Field(
         default=None,
         description=(
-            "how the mask of a tile is made: cut from a small constant matrix, computed by comparing indices, or "
-            "loaded from a whole matrix; default: cut if one matrix suffices, else loaded"
+            "how the mask of a tile is produced: cut from a small constant matrix, computed by comparing indices, "
+            "or loaded from a whole matrix; default: cut if one matrix suffices, else loaded"
         ),
     )
 
@@ -419,7 +419,8 @@ class RegisterFields(VectorFields):
     layout: Literal["dn", "nd"] | None = Field(
         default=None,
         description=(
-            "a register has rows of one key (dn: K Q^T) or keys of one row (nd); default: dn, or nd with a mask"
+            "a register holds several rows of one key (dn: K Q^T) or several keys of one row (nd); default: dn; with "
+            "a mask: nd"
         ),
     )
     chains: int | None = Field(
@@ -434,8 +435,8 @@ class KernelFields(RegisterFields):
         default=None,
         description=(
             "published kernel, or your own FILE.py:NAME; default: the kernel of the preset, which the "
-            "result names; for a prefill CANN's, with its order and tile, if the preset's kernel must be "
-            "named to run"
+            "result names; if this kernel must be named to run, a prefill uses the kernel of CANN, with its "
+            "order and tile"
         ),
     )
     barriers: Barriers | None = Field(

@@ -71,7 +71,7 @@ def rows_stage(
     outputs = tuple(n for n in stage.written if frame.places[n] in ("up", "out"))
     copies = (r for r in stage.rows if r.opcode is Opcode.COPY)
     moved = {r.dst: r.srcs[0] for r in copies if r.dst in outputs and r.srcs[0] in inputs}
-    # vector instructions process the other results, and these together with them
+    # if vector instructions compute other results, they also process the copied ones
     if len({*moved.values()}) < len(stage.rows):
         moved = {}
     names = tuple(dict.fromkeys(n for n in (*stage.written, *stage.read) if n in frame.phase.names))
@@ -125,7 +125,7 @@ class VectorShare:
         self.cross = {n: rings[core.index % len(rings)] for n, rings in cross.items()}
         self.dropped = {n for n, ring in self.cross.items() if ring.space == core.ub}
         self.is_alone = not any(s.is_product for s in frame.stages)
-        #: Number of slots if slice follows slice.
+        #: Number of slots for slices that follow one another.
         self.depth = tiling.buffers if self.is_alone else 1 if tiling.decided.one_slot else PING_PONG
         self.ins: dict[str, Ring] = {}
         self.outs: dict[str, Ring] = {}

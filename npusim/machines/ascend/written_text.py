@@ -358,7 +358,10 @@ class _KernelWriter:
         if step.opcode is Opcode.MATMUL:
             a, b = (x for x in step.srcs if not isinstance(x, float))
             if memories[1:] != ["L0A", "L0B"] or memories[0] != "L0C":
-                raise ProgramError("a product of other memories than L0A and L0B has no TileLang-Ascend text")
+                raise ProgramError(
+                    "TileLang-Ascend has no text for a product unless its operands are in L0A and L0B, and its result "
+                    "in L0C"
+                )
             how = step.attributes
             yield called(
                 "T.mma", text(a, is_turned=how.transpose_a), text(b, is_turned=how.transpose_b), text(step.dst)

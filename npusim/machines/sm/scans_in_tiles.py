@@ -25,9 +25,9 @@ ALONG: Mapping[Opcode, str] = MappingProxyType({Opcode.CUMSUM: "warps", Opcode.I
 #: sums over rows and of the two results, 8 products (4 multiplications and 4 multiply-adds), the selections of the row
 #: and by column, and comparisons.
 ROW: Mapping[str, int] = MappingProxyType({"add": 32, "mul": 4, "fma": 4, "permute": 26, "compare": 14})
-#: Exchanges between lanes for such a row: four columns of the row are summed over 8 lanes one after the other and sent
-#: to other lanes, and four of its products at the same time; and the number of exchanges for which a warp waits, since
-#: it issues in order.
+#: Number of exchanges between lanes for such a row, and the number for which a warp waits, since it issues in order.
+#: Four columns of the row are summed over 8 lanes, one column after the other, and sent to other lanes; four products
+#: of the row are exchanged at the same time.
 ROW_SHUFFLES, ROW_ROUNDS = 4 * 3 + 4 + 4 * 3, 4 * 3 + 1 + 3
 #: Number of rows that need no substitution.
 FIRST_ROWS = 2

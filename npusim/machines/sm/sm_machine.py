@@ -84,7 +84,7 @@ FAST = (
 UNTIMED = "this device has no timing model yet: values only"
 
 
-#: The rates of the V100, where the instructions of an iteration take longer than its products (fitted:
+#: The rates of the V100, on which the instructions of an iteration take longer than the products do (fitted as in
 #: `kernels.declare.cutting`).
 IN_LANES = AttentionPace(block=3100, tile=5200, bytes_per_cycle=11.2, residents=2)
 #: The rates of the H200, whose warp groups run concurrently.

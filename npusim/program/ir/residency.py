@@ -92,12 +92,13 @@ def residency(
     The slots between the cores are in L2 too and are subtracted. With a write-through cache an output is always written
     to memory once; a tensor that is read later is written if it does not stay in L2. With a write-back cache, written
     lines stay until L2 is full; then each new byte evicts its share of the lines that must still be written back (as
-    measured on an H200: 7 MB of 35 while 16 MiB are read, 26 while 64, all while 128). With ``dirty_bytes`` L2 is full
-    of other data when the program starts, and this number of bytes must still be written back; None: L2 is empty.
-    ``in_a_stream``: launches like it have left L2 full of lines, of which the share that was written is still to be
-    written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a multiprocessor read for 6,700 cycles,
-    of which 4,900 are the bytes read), and the next launch evicts the lines that this one leaves. ``staying``: two
-    shares of L2; launches on the same bytes find all inputs in L2 up to the first share, and none from the second on.
+    measured on an H200: of 35 MB, 7 are written back while 16 MiB are read, 26 while 64 are, and all while 128 are).
+    With ``dirty_bytes`` L2 is full of other data when the program starts, and this number of bytes must still be
+    written back; None: L2 is empty. ``in_a_stream``: launches like it have left L2 full of lines, of which the share
+    that was written is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a
+    multiprocessor read for 6,700 cycles, of which 4,900 are the bytes read), and the next launch evicts the lines that
+    this one leaves. ``staying``: two shares of L2; launches on the same bytes find all inputs in L2 up to the first
+    share, and none from the second on.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)

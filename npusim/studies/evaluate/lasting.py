@@ -65,5 +65,5 @@ def spent(_question: Question) -> dict[str, Any]:
 
 @cache
 def lasting(limits: Limits) -> LastingProcess:
-    """Return the long-lived process for questions with some limits."""
+    """Return the long-lived process that answers questions within these limits."""
     return LastingProcess(limits)

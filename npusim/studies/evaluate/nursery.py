@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from io import FileIO
 
-#: Bytes of a line, and its largest number of file descriptors.
+#: Largest number of bytes of a line, and of the file descriptors that a line passes.
 LINE, DESCRIPTORS = 1 << 16, 2
 #: The call of a packaged kernel that loads the code of a question.
 WARM = MappingProxyType({"heads": 1, "kv_heads": 1, "seq_q": 64, "seq_kv": 64, "head_dim": 64})

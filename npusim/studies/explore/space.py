@@ -258,7 +258,7 @@ class SearchRequest:
         for name in names:
             common._check(name, spaces[name], keys)
         setting = SearchSpec(read, names, values, spaces, keys, common._content(), r, notes)
-        why = "points with different values of it compute different things, so that each has its own best tile"
+        why = "its values define different computations, so each value has a separate best tile"
         differing = (f"{name} is a parameter of the model: {why}" for name in sorted(setting.model_fields))
         return replace(setting, notes=(*notes, *differing))
 

@@ -108,7 +108,10 @@ class _Timed:
                 f"{self.kernel.path}: the time depends on values that are known only at run time: {decisions}"
             )
         if sum(map(len, walk.cores.values())) > MOST_INSTRUCTIONS:
-            raise SpecError(f"{self.kernel.path}: more than {MOST_INSTRUCTIONS:,} instructions of {most} iterations")
+            raise SpecError(
+                f"{self.kernel.path}: the program has more than {MOST_INSTRUCTIONS:,} instructions, even if each "
+                f"outermost loop ends after {most} of its iterations"
+            )
         self.notes += walk.notes
         return walk
 

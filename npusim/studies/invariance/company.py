@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import TileProgram
     from npusim.program.numerics.executor import HeadSource
 
-#: Tested sizes of a batch, of pages in keys, and of the chunks of a prompt next to a decoding step, in queries.
+#: Tested sizes: sequences of a batch, keys of a page, queries of a speculated step, and queries of a prompt's chunk
+#: that runs next to a decoding step.
 BATCHES, PAGES, SPECULATED, PROMPT = (2, 8), (16, 64, 256), (2, 16), 512
 #: Numbers of devices that share the heads of a call.
 RANKS = (2, 4)
@@ -109,7 +110,7 @@ def _places(batch: int) -> list[VariedCall]:
 
 
 def plain_calls(sizes: Mapping[str, int], grows: Collection[str]) -> dict[str, list[VariedCall]]:
-    """Return the calls of a kernel of plain tensors by aspect, of the sizes by which it may grow."""
+    """Return, by aspect, the varied calls of a kernel of plain tensors: those in which a size of ``grows`` differs."""
     calls: dict[str, list[VariedCall]] = {}
     if "batch" in grows:
         calls |= {"batch": _larger("batch", sizes["batch"]), "position": _places(sizes["batch"])}

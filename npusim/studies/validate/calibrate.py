@@ -208,7 +208,7 @@ class _Fit:
         matched = {key: fact for key, fact in listed.items() if any(fnmatchcase(key, p) for p in patterns)}
         if not matched:
             named = f"none of its {len(listed)} constants matches {', '.join(patterns)}"
-            why = named if listed else "all are the vendor's or measured"
+            why = named if listed else "all are stated by the vendor or measured"
             raise SpecError(f"{self.name}: no constant may be fitted: {why} (npusim hw show {self.name})")
         return matched
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Keys under which a file may contain the output, and the key of the mask of its rows.
 KEYS, COMPUTED = ("o", "out", "output"), "computed"
 #: Advice on rows that are NaN.
-BLANK = "if the kernel did not compute them, name its rows with --rows and --heads"
+BLANK = "if the kernel computed only some rows, name these with --rows and --heads"
 #: Number of spans of rows that a message lists.
 SHOWN = 3
 

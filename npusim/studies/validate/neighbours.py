@@ -45,7 +45,7 @@ class Neighbour:
     asked: float
 
     def __str__(self) -> str:
-        return f"{self.change}: relative RMSE {self.error:.2g} against float64, {self.asked:.2g} as asked"
+        return f"{self.change}: relative RMSE {self.error:.2g} against float64 (requested problem: {self.asked:.2g})"
 
 
 class _Candidate(NamedTuple):
