@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -55,11 +55,12 @@ def blocks_shape(x: Known) -> tuple[int, ...]:
 
 #: Number of bits of a pointer as an integer.
 _WIDE = 64
+_Block = TypeVar("_Block", Integers, Booleans)
 
 
-def _pulled(blocks: Sequence[Integers], outer: tuple[int, ...], op: LanesOp) -> Integers:
-    """Return the elements that `op` pulls from the joined lanes of blocks, as one block for each of the outer indices."""
-    joined = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in blocks], 2)
+def _pulled(blocks: Sequence[_Block], outer: tuple[int, ...], op: LanesOp) -> _Block:
+    """Return the elements that `op` pulls from the joined lanes of blocks, as one block for each outer index."""
+    joined: _Block = np.concatenate([np.broadcast_to(x, (*outer, x.shape[2])) for x in blocks], 2)
     return joined[..., op.lanes.reshape(-1)].reshape(*outer, *op.lanes.shape)
 
 
@@ -185,13 +186,13 @@ class LaneElements(Memory, ABC):
             each.append(np.broadcast_to(values, (*shape, *sizes)).reshape(*shape, -1))
             flags.append(np.broadcast_to(known, (*shape, *sizes)).reshape(*shape, -1))
         outer = np.broadcast_shapes(*(x.shape[:2] for x in each))
-        whole, known = _pulled(each, outer, op), _pulled(flags, outer, op)
+        whole, all_known = _pulled(each, outer, op), _pulled(flags, outer, op)
         bits, of = bits_of(op.type), argument_of(blocks[0]) if isinstance(blocks[0], Pointers) else ""
-        linear = affine(whole, known) if bits > 1 and not (of and op.is_alike) else None
-        if linear is None and not np.all(known):
+        linear = affine(whole, all_known) if bits > 1 and not (of and op.is_alike) else None
+        if linear is None and not np.all(all_known):
             raise op.fail("npusim knows only some of the integers of this block")
         bits = _WIDE if of else bits
-        if linear is not None and np.all(known):
+        if linear is not None and np.all(all_known):
             self._set(op, replace(linear, of=of, bits=bits))
         else:
             self._set(op, Elements(whole, bits, 1, "integers of a block that is reshaped", of))
