@@ -193,7 +193,7 @@ TILE = "block_q=128,block_kv=256,depth=1,kernel=tilelang,deal=round_robin"
 UNCOMPILED = ((("--no-numerics", "--method", "des"), 0), (("--no-numerics",), 2), (("--method", "des"), 2))
 
 
-@pytest.fixture(scope="module", params=["numba is not installed", "NUMBA_DISABLE_JIT is set"])
+@pytest.fixture(scope="module", params=["llvmlite is not installed", "NUMBA_DISABLE_JIT is set"])
 def uncompiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
     """What compiled code lacks, and the folders with code, stdout and stderr of runs with the options of `UNCOMPILED`.
 
@@ -204,7 +204,7 @@ def uncompiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         "import os, sys\n"
         "class Missing:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'numba': raise ModuleNotFoundError(name, name=name)\n"
+        "        if name == 'llvmlite': raise ModuleNotFoundError(name, name=name)\n"
         "if 'NUMBA_DISABLE_JIT' not in os.environ: sys.meta_path.insert(0, Missing())\n"
         "import npusim.cli.app, npusim.report.output, npusim.report.tables, npusim.run, npusim.simulation.request\n"
         f"for number, (options, _) in enumerate({UNCOMPILED}):\n"

@@ -1,4 +1,4 @@
-"""Numba kernels for :func:`npusim.formats.cast`: they round bit patterns once, with integer operations only.
+"""Kernels for :func:`npusim.formats.cast`: they round bit patterns once, with integer operations only.
 
 Both kernels take the target as one tuple, see ``CastPlan.numbers`` in ``cast.py``.
 """

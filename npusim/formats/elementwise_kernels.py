@@ -1,4 +1,4 @@
-"""Numba kernels of elementwise functions: the same bits on every CPU, and speed."""
+"""Kernels of elementwise functions: the same bits on every CPU, and speed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Kernels: functions that numba compiles once, whose machine code is stored and called by address.
+"""Kernels: functions that are compiled once, whose machine code is stored and called by address.
 
 A kernel's arguments are contiguous arrays, whole numbers, floats, truth values, None and tuples of these; a kernel
-returns nothing or a whole number. It allocates nothing, so that its machine code needs only the processor.  Only LLVM
-is needed to load stored code: numba, whose import needs a third of a second, is imported only if something is compiled.
+returns nothing or a whole number. It allocates nothing, so that its machine code needs only the processor.  npusim
+translates kernels itself (`kernel_translator`), and LLVM compiles the translation; numba, which translates any function
+but needs ten times as long, compiles them only on request or if llvmlite's interface differs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,19 +34,14 @@ from npusim.formats.kernel_parts import (
 )
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: If set to 1, only documented features of numba are used, which compiles more slowly and stores no machine code.
+#: If set to 1, numba compiles kernels, which takes longer and stores no machine code.
 PLAIN_VARIABLE = "NPUSIM_PLAIN_NUMBA"
-#: The newest numba whose internals are known to work (the oldest is the one that the package requires).
-KNOWN_NUMBA = (0, 68)
 HERE = Path(__file__).parent
 #: Form in which machine code receives an argument, by the letter of its type.
 _C_TYPES: Mapping[str, Any] = MappingProxyType(
-    {"i": ctypes.c_int64, "d": ctypes.c_double, "b": ctypes.c_uint8, "n": ctypes.c_void_p}
+    {"i": (ctypes.c_int64,), "d": (ctypes.c_double,), "b": (ctypes.c_uint8,), "n": ()}
 )
-_LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b", type(None): "n"})
-#: An array as arguments: the owner of its memory (none), its size, the bytes of an element, its address, then shape and
-#: strides.
-_C_ARRAY = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+_LETTERS: Mapping[type, str] = MappingProxyType({int: "i", float: "d", bool: "b"})
 
 float32_bits: Any = Intrinsic("float32", "uint32")
 bits_float32: Any = Intrinsic("uint32", "float32")
@@ -98,7 +93,7 @@ def _flatten(value: Any, words: list[Any]) -> ArgumentType:
     kind = type(value)
     if kind is np.ndarray:
         shape = value.shape
-        words += (None, None, value.size, value.itemsize, _address(value), *shape, *value.strides)
+        words += (_address(value), *shape)
         return value.dtype.char, len(shape)
     if kind is tuple:
         letters = _letters(tuple(map(type, value)))
@@ -109,6 +104,8 @@ def _flatten(value: Any, words: list[Any]) -> ArgumentType:
     if letter := _LETTERS.get(kind):
         words.append(value)
         return letter
+    if value is None:
+        return "n"
     if kind is Table or hasattr(value, "_fields"):
         table = value if kind is Table else Table(value)
         words.append(table.address)
@@ -126,11 +123,11 @@ def _letters(kinds: tuple[type, ...]) -> tuple[str, ...] | None:
 def _c_types(kind: ArgumentType) -> list[Any]:
     """Return the C types of the arguments that `_flatten` appends for a type."""
     if isinstance(kind, str):
-        return [_C_TYPES[kind]]
+        return list(_C_TYPES[kind])
     if isinstance(kind, TableKind):
         return [ctypes.c_void_p]
     if is_array(kind):
-        return [*_C_ARRAY, *[ctypes.c_int64] * (2 * kind[1])]
+        return [ctypes.c_void_p, *[ctypes.c_int64] * kind[1]]
     return [c for entry in kind for c in _c_types(entry)]
 
 
@@ -183,8 +180,8 @@ class CompiledKernel:
         """
         content, machine = self._stored(kinds), _machine()
         if content is None:
-            numba_internals = _compiler()
-            if numba_internals is None:
+            _require_compiled_code()
+            if os.environ.get(PLAIN_VARIABLE) == "1":
                 self._plain = _plain(self.function)
                 return None
             cache.say_once("compiling numeric kernels for their first use; later calls load them")
@@ -192,7 +189,10 @@ class CompiledKernel:
             with cache.alone(file):
                 content = cache.load(file, stamp)
                 if content is None:
-                    content = numba_internals.machine_code(self.function, kinds)
+                    content = _compiled(self.function, kinds)
+                    if content is None:
+                        self._plain = _plain(self.function)
+                        return None
                     cache.store(file, stamp, content)
         native = self._native[kinds] = _loaded(content, kinds)
         return native
@@ -210,7 +210,7 @@ def sources_stamp(path: Path) -> tuple[tuple[str, str], ...]:
     not be used.
     """
     digests: dict[Path, str] = {}
-    left = [path, HERE / "jit.py", HERE / "numba_internals.py"]
+    left = [path, HERE / "jit.py", HERE / "kernel_code.py"]
     while left:
         source = left.pop()
         text = source.read_text(encoding="utf-8")
@@ -234,18 +234,21 @@ def _places() -> Iterator[tuple[tuple[str, ...], Path | None]]:
 @functools.cache
 def _machine() -> tuple[str, ...]:
     """Return the processor and the compiler versions for which machine code is valid."""
+    import llvmlite
     import llvmlite.binding as llvm
 
     if os.environ.get(shipped.VARIABLE) == shipped.BASELINE:
         return shipped.processor()
 
-    try:
-        compiler = version("numba")
-    except PackageNotFoundError:
-        compiler = ""
-    cpu = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
-    features = os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
-    return llvm.get_default_triple(), cpu, features, compiler
+    return llvm.get_default_triple(), *_processor(), llvmlite.__version__
+
+
+def _processor() -> tuple[str, str]:
+    """Return LLVM's name of the processor for which code is compiled, and its features."""
+    import llvmlite.binding as llvm
+
+    name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    return name, os.environ.get("NUMBA_CPU_FEATURES") or llvm.get_host_cpu_features().flatten()
 
 
 @functools.cache
@@ -261,7 +264,7 @@ def _linker() -> Any:
 def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | None]:
     """Return a function that calls machine code: a line with its name and whether it returns a number, then the code.
 
-    numba's convention: status = f(result, error, *arguments).
+    The code always returns an int64.
     """
     import llvmlite.binding as llvm
 
@@ -270,15 +273,12 @@ def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | 
     linker = _linker()
     linker.add_object_file(llvm.ObjectFileRef.from_data(code))
     linker.finalize_object()
-    pointers = [ctypes.c_void_p, ctypes.c_void_p]
     types = [c for kind in kinds for c in _c_types(kind)]
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, *pointers, *types)(linker.get_function_address(name))
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, *types)(linker.get_function_address(name))
 
     def native(words: list[Any]) -> int | None:
-        result, error = ctypes.c_int64(), ctypes.c_void_p()
-        if call(ctypes.byref(result), ctypes.byref(error), *words):
-            raise AssertionError(f"{name}: a compiled kernel cannot raise an error")
-        return result.value if returns == "int" else None
+        result: int = call(*words)
+        return result if returns == "int" else None
 
     return native
 
@@ -286,29 +286,32 @@ def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | 
 # ---------------------------------------------------------------- compilation
 
 
-@functools.cache
-def _compiler() -> Any:
-    """Return `npusim.formats.numba_internals`; None, with a note, if this numba's internals differ."""
-    import numba
-
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+def _require_compiled_code() -> None:
+    """Raise `NpusimError` where the user wants no code to be compiled."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         raise NpusimError(
             "NUMBA_DISABLE_JIT is set, but this needs compiled code: unset it, or use --no-numerics --method des"
         )
-    if os.environ.get(PLAIN_VARIABLE) == "1":
-        return None
-    try:
-        from npusim.formats import numba_internals
 
-        if numba.version_info.short > KNOWN_NUMBA:
-            numba_internals.check()
-    except (ImportError, AttributeError, TypeError, ValueError, NotImplementedError, numba.errors.NumbaError) as error:
+
+def _compiled(function: Callable[..., Any], kinds: tuple[ArgumentType, ...]) -> bytes | None:
+    """Return a kernel's machine code; None, with a note, if llvmlite's interface is not the known one."""
+    from npusim.formats import kernel_code
+    from npusim.formats.kernel_values import TranslationError
+
+    assert isinstance(function, FunctionType)
+    try:
+        return kernel_code.machine_code(function, kinds, *_processor())
+    except TranslationError:
+        raise
+    except (AttributeError, TypeError, RuntimeError) as error:
+        import llvmlite
+
         cache.say_once(
-            f"numba {numba.__version__} has unknown internals ({error}): every process compiles its kernels again, "
-            "and more slowly"
+            f"llvmlite {llvmlite.__version__} has an unknown interface ({error}): every process compiles its kernels "
+            "again with numba, and more slowly"
         )
         return None
-    return numba_internals
 
 
 def _plain(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Fast numba kernel of matrix units that add a block exactly and round once (Ascend Cube).
+"""Fast kernel of matrix units that add a block exactly and round once (Ascend Cube).
 
 Works in float64 lanes.  A block's sum is certainly right if every term is a multiple of one power of two and the terms
 span at most 51 bits (then no addition rounds), or if the error bound cannot move it across a float32 rounding boundary.

@@ -1,4 +1,4 @@
-"""Fast numba kernels of the matrix units: whole rows of outputs, no branch in an inner loop.
+"""Fast kernels of the matrix units: whole rows of outputs, no branch in an inner loop.
 
 Operands are decoded (:func:`decode_operand`): exact lane values and int16 exponents.  Once the
 largest exponent E of a block is known, ``trunc(s * 2**(F + e - E))`` of a product is the integer

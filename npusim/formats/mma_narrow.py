@@ -1,4 +1,4 @@
-"""Numba kernel of truncating fused dot-adds in 32 bits: sums of a block as integers, results in float32's normal range.
+"""Kernel of truncating fused dot-adds in 32 bits: sums of a block as integers, results in float32's normal range.
 
 The terms of a block are whole numbers of the unit 2**(E - F).  If all terms and C together fit 32 bits and a sign, and
 no power of two leaves float32's normal range, float64 is not needed, and twice as many columns are processed at a time.

@@ -1,4 +1,4 @@
-"""Numba kernels of sums in a given order: one rounding after every addition."""
+"""Kernels of sums in a given order: one rounding after every addition."""
 
 from __future__ import annotations
 
@@ -95,6 +95,20 @@ def sum_rows_rounded(
             out[first + row] = np.float32(totals[row])
 
 
+@inline
+def add_products(
+    left: tuple[NDArray[Any], ...], right: tuple[NDArray[Any], ...], upper: NDArray[Any], lower: NDArray[Any]
+) -> None:
+    """Add four products to each element of two rows of the result."""
+    (a, c), (b0, b1, b2, b3) = left, right
+    a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
+    c0, c1, c2, c3 = c[0], c[1], c[2], c[3]
+    for i in range(upper.size):
+        x0, x1, x2, x3 = b0[i], b1[i], b2[i], b3[i]
+        upper[i] = fma64(a3, x3, fma64(a2, x2, fma64(a1, x1, fma64(a0, x0, upper[i]))))
+        lower[i] = fma64(c3, x3, fma64(c2, x2, fma64(c1, x1, fma64(c0, x0, lower[i]))))
+
+
 @kernel
 def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """Add a b to out, all float64: the products of each element in the order of a's columns, by fused multiply-adds.
@@ -109,12 +123,7 @@ def sum_products(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
                 b0, b1, b2, b3 = b[k, left:right], b[k + 1, left:right], b[k + 2, left:right], b[k + 3, left:right]
                 for row in range(first, min(first + NEAR_ROWS, rows), 2):
                     upper, lower = out[row, left:right], out[row + 1, left:right]
-                    a0, a1, a2, a3 = a[row, k], a[row, k + 1], a[row, k + 2], a[row, k + 3]
-                    c0, c1, c2, c3 = a[row + 1, k], a[row + 1, k + 1], a[row + 1, k + 2], a[row + 1, k + 3]
-                    for i in range(upper.size):
-                        x0, x1, x2, x3 = b0[i], b1[i], b2[i], b3[i]
-                        upper[i] = fma64(a3, x3, fma64(a2, x2, fma64(a1, x1, fma64(a0, x0, upper[i]))))
-                        lower[i] = fma64(c3, x3, fma64(c2, x2, fma64(c1, x1, fma64(c0, x0, lower[i]))))
+                    add_products((a[row, k : k + 4], a[row + 1, k : k + 4]), (b0, b1, b2, b3), upper, lower)
 
 
 @inline
@@ -136,7 +145,7 @@ def fold_rows(x: NDArray[Any], row: NDArray[Any], out: NDArray[Any], of_neighbou
     """
     for r in range(x.shape[0]):
         count = row.size
-        for i in range(count):  # numba needs longer to compile an assignment to a slice than all the rest
+        for i in range(count):
             row[i] = x[r, i]
         while count > 1:
             half = (count + 1) // 2

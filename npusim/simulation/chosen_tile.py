@@ -392,7 +392,7 @@ def remembered(
         files and (is_launch(schedule.name) or outside.sources(files) is None)
     ):
         return make()
-    can_compile = _has_numba(), os.environ.get("NUMBA_DISABLE_JIT")
+    can_compile = _has_compiler(), os.environ.get("NUMBA_DISABLE_JIT")
     content = schedule.name, files, _content_of(Itself(device)), *words
     stamp = cache.digest(cache.package_digest(), can_compile, *content)
     name = f"{stamp.hex()[:3]}.{kind}"  # at most 4096 files: a later value replaces an earlier one
@@ -419,9 +419,9 @@ def _outside_files(schedule: Schedule, device: DeviceSpec, call: tuple[object, .
 
 
 @lru_cache(maxsize=1)
-def _has_numba() -> bool:
+def _has_compiler() -> bool:
     try:
-        return find_spec("numba") is not None
+        return find_spec("llvmlite") is not None
     except ImportError:  # an import finder refuses it
         return False
 

@@ -22,7 +22,7 @@ from npusim.formats import jit, shipped
 shipped.FOLDER = pathlib.Path(sys.argv[1])
 import numpy as np, npusim.formats as formats
 bits = formats.cast(np.array([1.0004, 65519.0, -3e-8], np.float32), "float16").view(np.uint16).tolist()
-print(json.dumps([bits, "numba" in sys.modules]))
+print(json.dumps([bits, "npusim.formats.kernel_code" in sys.modules]))
 """
 CAST = np.array([1.0004, 65519.0, -3e-8], np.float32).astype(np.float16).view(np.uint16).tolist()
 

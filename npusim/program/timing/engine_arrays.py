@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Ints = npt.NDArray[np.int64]
-#: Arrays of records: numba reads and writes their fields as attributes.
+#: Arrays of records: kernels read and write their fields as attributes.
 Records = Any
 
 #: Kinds of instructions of a dispatcher's code.  The argument of ``LOOP`` is its number of iterations; the number of

@@ -466,7 +466,7 @@ def digest_of(words: Ints, length: int) -> int:
 @inline
 def is_same(a: Ints, b: Ints, length: int) -> bool:
     """Return whether two snapshots agree word for word."""
-    for at in range(length):  # noqa: SIM110 - numba compiles no generators here
+    for at in range(length):  # noqa: SIM110 - kernels have no generators
         if a[at] != b[at]:
             return False
     return True

@@ -22,7 +22,7 @@ from npusim.errors import NpusimError
 from npusim.studies.workers.tasks import TRIES, Argument, Done, Executor, Lost
 
 #: Packages whose version is part of the digest: rows depend on them.
-_PACKAGES = ("numpy", "ml_dtypes", "numba")
+_PACKAGES = ("numpy", "ml_dtypes", "llvmlite")
 #: Seconds to wait for a scheduler that a user names.
 CONNECT_S = 10
 #: Settings of a local cluster.  Dask restarts a worker that ended, but dismisses one that is missing for 15 s.  On a
