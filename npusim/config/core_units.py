@@ -478,7 +478,7 @@ class SharingSpec(IssueSpec):
         description="time for which a sub-core issues nothing because a warp of compiled rows begins; missing: none",
     )
     row_issue_factor: Positive | None = Field(
-        default=None, description="issue slots of an instruction of compiled rows, on average; missing: 1"
+        default=None, description="average issue slots of an instruction of compiled rows without barriers; missing: 1"
     )
     lookup_cycles: WholeQuantity = Field(description="time until a number from global memory decides the next step")
     lookup_miss_cycles: WholeQuantity | None = Field(

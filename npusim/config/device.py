@@ -66,6 +66,20 @@ class PartsSpec(SpecModel):
     )
 
 
+class RoundsSpec(SpecModel):
+    """Rounds of blocks that have rows of their own: each block loads a row, computes, stores it, and goes on.
+
+    The time of a round is a norm of two times: of the round if no other block uses memory, and of memory for the bytes
+    of all blocks.  The larger the norm's exponent, the less the smaller of the two adds.
+    """
+
+    round_trip_cycles: WholeQuantity = Field(
+        description="time from one read of memory to the next if a loop waits for each and no other core reads"
+    )
+    loops_exponent_factor: Positive = Field(description="exponent if blocks are loops over rows, which remain in step")
+    blocks_exponent_factor: Positive = Field(description="exponent if other blocks replace those that end")
+
+
 class GlobalMemorySpec(SpecModel):
     """Device memory."""
 
@@ -74,6 +88,9 @@ class GlobalMemorySpec(SpecModel):
     request_min_bytes: PositiveWhole = Field(description="smallest size of the requests into which transfers are split")
     parts: PartsSpec | None = Field(
         default=None, description="cost of reads of parts of lines; absent: these reads cost their bytes"
+    )
+    rounds: RoundsSpec | None = Field(
+        default=None, description="cost of few bytes in flight; absent: memory has one rate for any number of them"
     )
 
 

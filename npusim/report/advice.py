@@ -20,7 +20,7 @@ from npusim.errors import NpusimError
 from npusim.kernels.declare.registry import effective
 from npusim.machines.published_kernel import GpuKernel, PublishedKernel
 from npusim.machines.published_kernels import find_kernel
-from npusim.program.timing.timing_result import BOUND_SHARE, LINK_SHARE
+from npusim.program.timing.timing_result import BOUND_SHARE, LINK_SHARE, LOST
 from npusim.report.text import percent
 from npusim.simulation.chosen_tile import PAIRS, WORTH, remembered
 from npusim.simulation.request import Request, command
@@ -162,7 +162,7 @@ def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice 
     for name, share in timing.used_shares(record.device.link_bytes_per_s).items():
         if share >= LINK_SHARE:
             lost = timing.idle_shares(record.device.link_bytes_per_s).get(name, 0.0)
-            parts = f" ({percent(lost)} lost to reads of parts of lines)" if lost else ""
+            parts = f" ({percent(lost)} {LOST})" if lost else ""
             text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth{parts}"
             return Advice(text, _larger_blocks)
     return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from npusim.machines.tracks import LOOP_BOUNDS, track_of
 from npusim.program.timing.summary import NO_INSTRUCTION
-from npusim.program.timing.timing_result import BOUND_SHARE, QueueUse, Roofline, TimingRecord, method_text
+from npusim.program.timing.timing_result import BOUND_SHARE, LOST, QueueUse, Roofline, TimingRecord, method_text
 from npusim.report import charts
 from npusim.report.advice import EVEN_SHARE
 from npusim.report.charts import Figure, Row
@@ -160,7 +160,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
 def _bandwidths(timing: TimingRecord, bytes_per_s: Mapping[str, float]) -> Iterator[str]:
     lost = timing.idle_shares(bytes_per_s)
     for name, share in timing.link_shares(bytes_per_s).items():
-        parts = f" ({percent(lost[name])} lost to reads of parts of lines)" if name in lost else ""
+        parts = f" ({percent(lost[name])} {LOST})" if name in lost else ""
         yield f"{percent(share)} of {name}'s{parts}"
 
 

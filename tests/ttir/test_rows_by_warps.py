@@ -115,3 +115,25 @@ def test_tiles_of_64_bytes_of_a_row_take_longer_from_memory(m: int, n: int, k: i
     assert timing.link_bytes["hbm"] == pytest.approx(moved_bytes(case), rel=0.01)
     assert timing.idle_bytes.get("hbm", 0) == pytest.approx((k < 64) * 0.4 * (a.nbytes + b.nbytes), rel=0.01)
     assert ("lost to reads of parts of lines" in plain(run_table(record_of(result)))) == (k < 64)
+
+
+#: Warps, bytes of a lane in a tile, and tiles that a program adds, with 16 KiB of a multiprocessor in flight.  The
+#: second one was left out of the fit.
+FLIGHTS = [(8, 8, 1), (16, 4, 2)]
+
+
+@pytest.mark.parametrize(("warps", "lane", "loads"), FLIGHTS)
+def test_memory_is_slower_while_few_bytes_are_in_flight(warps: int, lane: int, loads: int) -> None:
+    kernels = import_module("reports.silicon.in_flight_kernels")
+    file = Path(kernels.__file__ or "").with_name("in_flight.json")
+    own = {"kernel": "adds", "warps": warps, "lane": lane, "loads": loads}
+    cases = [c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items()]
+    case = max(cases, key=lambda c: int(c["programs"]))
+    block = 8 * warps * lane
+    size = case["programs"] * block
+    x, y = np.empty(loads * size, np.float32), np.empty(size, np.float32)
+    with npusim.record() as calls:
+        kernels.adds[(case["programs"],)](x, y, size, loads, block, num_warps=warps)
+    result = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False)
+    assert result.timing.core_us + result.timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.1)
+    assert "lost to reads of parts of lines or to few bytes in flight" in plain(run_table(record_of(result)))

@@ -447,7 +447,9 @@ class GroupModel:
             taken = code.local * LANE_BYTES * WARP_LANES * in_all / (local.value * self.rates[SPILL])
             memory, lone = memory + taken, lone + taken
         tally.terms[f"{self.key}.{INSTRUCTION}"] = lone
-        slots = warps if self.sharing.row_issue_factor is None else warps * self.sharing.row_issue_factor.value
+        # Where warps meet at barriers, the walk of the code has the cycles in which they issue nothing.
+        spec = None if code.barriers else self.sharing.row_issue_factor
+        slots = warps if spec is None else warps * spec.value
         issued, compare = code.issued * slots, narrow * slots
         tally.pipes |= self._by_pipe(issued, compare) | {MUFU: special * warps, LSU: memory}
         return shared(ceil(lone), issue=issued, compare=compare, special=special * warps, memory=memory)

@@ -8,11 +8,12 @@ from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.core_units import DmaEngine
-from npusim.machines.sm.core import SM, warp_issue
+from npusim.machines.sm.core import LDG, SM, engine_of, warp_issue
 from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.group_work import GroupWork
 from npusim.machines.sm.lane_cost import LaneModel
 from npusim.machines.transfers import Transfers
+from npusim.program.ir.op import TileOp
 from npusim.program.ir.tile import GlobalTile, RingTile
 from npusim.program.ir.tile_program import Cost, Loop
 from npusim.units import ceil_div
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from npusim.config.core_units import RouteSpec
     from npusim.config.device import DeviceSpec
-    from npusim.program.ir.op import Step, TileOp
+    from npusim.program.ir.op import Step
     from npusim.program.ir.tile_program import Block, Item, ProgramPhase, TileProgram
 
 
@@ -188,6 +189,46 @@ class SmPricing(Transfers):
         each = share / self.device.link("hbm").rate * self.device.clock_hz.value
         return read * each, written * each
 
+    @cached_property
+    def _lost_share(self) -> float:
+        """Time that memory loses because few bytes are in flight, relative to its time for the bytes; see `RoundsSpec`.
+
+        In the first round nothing is lost, because nothing is late.  If memory is used for less time than a round takes
+        by itself, the simulated times of loads and warps decide.
+        """
+        program, spec = self._program, self.device.memory.gm.rounds
+        if spec is None or not program.has_own_rows or program.is_in_step or not self.is_placed:
+            return 0.0
+        (phase,) = program.phases[:1]
+        decided = next((op.work.decided for op in _operations(phase) if isinstance(op.work, GroupWork)), None)
+        used = sum(self._cycles_of_all)
+        if decided is None or not used:
+            return 0.0
+        ahead = max(1, decided.loaded_tiles)
+        rounds = len(phase.blocks) / (phase.place_count * self.device.group_count.value)
+        rounds *= max(1, phase.blocks[0].tile_count) / ahead
+        alone = spec.round_trip_cycles.value + (decided.code.alone_cycles if decided.code else 0.0)
+        exponent = spec.loops_exponent_factor.value
+        if ends := decided.due("begin", "end"):  # a block ends when its last store has arrived
+            exponent = spec.blocks_exponent_factor.value
+            alone += self._store_cycles + sum(c.times * self._groups.constant(c.key).value for c in ends)
+        ratio = min(1.0, alone / (used * ahead))
+        return float((1 + ratio**exponent) ** (1 / exponent) - 1) * max(0.0, 1 - 1 / max(1.0, rounds))
+
+    @cached_property
+    def _store_cycles(self) -> int:
+        copies = engine_of(self.device, LDG, DmaEngine)
+        return copies.route("RF", "GM").latency_cycles.value
+
+    def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
+        """Return the bytes that memory could transfer in the time that it loses to parts of lines and to few bytes in
+        flight.
+        """
+        idle, lost = dict(super()._idle(step, route)), self._lost_share
+        if lost and "hbm" in route.links:
+            idle["hbm"] = idle.get("hbm", 0) + ceil(self._beyond(step) * lost)
+        return tuple(idle.items())
+
     def _miss_share(self, tensor: str) -> float:
         misses = self.residency.read_misses[tensor]
         # the first reader misses only data that are not in L2
@@ -209,6 +250,17 @@ class SmPricing(Transfers):
         share = min(1.0, readers / l2.same_data_cores_count.value)
         factor = 1 - share + share / l2.same_data_factor.value
         return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in sizes)
+
+
+def _operations(phase: ProgramPhase) -> Iterator[TileOp]:
+    """Yield the operations of a phase's first block; of a loop, those of its first iteration."""
+    items = list(phase.body(phase.blocks[0]))
+    while items:
+        item = items.pop(0)
+        if isinstance(item, TileOp):
+            yield item
+        else:
+            items[:0] = item.body(item.indices[0])
 
 
 def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:

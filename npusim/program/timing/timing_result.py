@@ -171,6 +171,8 @@ class OverlapRecord:
 BOUND_SHARE = 0.6
 #: Share of its bandwidth above which a link is the limit, if no pipe is busier.
 LINK_SHARE = 0.8
+#: How a link loses a share of its time.
+LOST = "lost to reads of parts of lines or to few bytes in flight"
 
 
 class Limit(NamedTuple):
@@ -211,7 +213,7 @@ class TimingRecord:
     launch included. ``times_s`` has the same time as each of `KINDS` would measure it, without the kinds that the
     device's file has no numbers for. ``bound_cycles`` is the least time that each unit and each link needs for its
     work, ``link_bytes`` the bytes that a link carried, ``idle_bytes`` those that it could have carried while memory
-    answered more slowly (parts of lines), ``compulsory_bytes`` the least traffic beyond L2. ``band``: the exact cycles
+    answered more slowly (`LOST`), ``compulsory_bytes`` the least traffic beyond L2. ``band``: the exact cycles
     are within ``1 - band`` to ``1 + band`` times ``cycles``; 0 where ``method`` is exact, else derived from a
     difference measured on operations of the same program. ``uses``: those of all core groups' queues; ``overlap`` is
     set on nodes only, ``roofline`` where the device's matrix units are described. ``account`` belongs to the core group
