@@ -94,6 +94,14 @@ def unpacked_product(a_ptr, q_ptr, s_ptr, o_ptr, M, N, K, BM: tl.constexpr, BN: 
 
 
 @triton.jit
+def joined(x_ptr, o_ptr, N: tl.constexpr):
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    x = tl.load(x_ptr + n)
+    x = tl.join(x, x * 2.0 + 1.0)
+    tl.store(o_ptr + n[:, None] * 2 + tl.arange(0, 2)[None, :], tl.where(x > 0.25, x * 0.5, x - 1.0))
+
+
+@triton.jit
 def shifted_scans(x_ptr, o_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
     a, b, c = tl.arange(0, A)[:, None, None], tl.arange(0, B)[None, :, None], tl.arange(0, C)[None, None, :]
     p = tl.program_id(0) * A * B * C + a * B * C + b * C + c

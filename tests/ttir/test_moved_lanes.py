@@ -62,6 +62,14 @@ def hadamard() -> tuple[Any, ...]:
     return (2,), {"x_ptr": x, "o_ptr": np.zeros_like(x), "N": 64}, wanted
 
 
+def joined() -> tuple[Any, ...]:
+    """A number and another one computed from it, side by side."""
+    x = RNG(7).standard_normal((2, 64)).astype(np.float32)
+    both = np.stack([x, 2 * x + 1], -1).astype(np.float64)
+    words = {"x_ptr": x, "o_ptr": np.zeros((2, 64, 2), np.float32), "N": 64}
+    return (2,), words, np.where(both > 0.25, both * 0.5, both - 1)
+
+
 def unpacked() -> tuple[Any, ...]:
     """Eight integers of 4 bits in each of 32, in the order of AWQ."""
     packed = RNG(4).integers(-(2**31), 2**31, (16, 8)).astype(np.int32)
@@ -87,7 +95,17 @@ def unpacked_product() -> tuple[Any, ...]:
 @HARDWARE
 @pytest.mark.parametrize(
     "case",
-    [rotated, middle_softmax, middle_sums, shifted_scans, transposed_cast, hadamard, unpacked, unpacked_product],
+    [
+        rotated,
+        middle_softmax,
+        middle_sums,
+        shifted_scans,
+        transposed_cast,
+        hadamard,
+        joined,
+        unpacked,
+        unpacked_product,
+    ],
     ids=lambda case: case.__name__,
 )
 def test_lanes_that_are_moved_have_the_values_of_float64(case: Callable[[], tuple[Any, ...]], hw: str) -> None:

@@ -126,8 +126,8 @@ def is_only_factor(name: str, every: Sequence[Op]) -> bool:
 
 def _is_of_ones(op: Op) -> bool:
     """Return whether a reshape only adds or removes axes of one index."""
-    before, after = (_operand_shape(op), shape_of(op.type)[0]) if op.name == "tt.reshape" else ((0,), ())
-    return [n for n in before if n > 1] == [n for n in after if n > 1]
+    before, after = _operand_shape(op), shape_of(op.type)[0]
+    return op.name == "tt.reshape" and [n for n in before if n > 1] == [n for n in after if n > 1]
 
 
 def _operand_shape(op: Op) -> tuple[int, ...]:
