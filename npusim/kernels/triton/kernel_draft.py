@@ -98,7 +98,7 @@ class Choices:
     ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
     ``order``: the order of every reduction that is not in ``orders``; empty if the precision states it.
     ``addends``: for the place of an addition that contracted one product, the place of the other product; otherwise
-    empty.
+    empty, or `ROUNDED` for one that contracted none.
     ``sums``: for the place of a product, the place of the additions of a sum that contracts such products.
     ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
     ``is_exact``: all values are float64, as in a reference.
