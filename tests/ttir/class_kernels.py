@@ -58,3 +58,15 @@ def added_up(X, Y, H, N: tl.constexpr, BH: tl.constexpr):
     rows, n = tl.program_id(0) * BH + tl.arange(0, BH), tl.arange(0, N)
     at, inside = rows[:, None] * N + n[None], (rows < H)[:, None]
     tl.store(Y + at, tl.cumsum(tl.load(X + at, mask=inside, other=0.0), 1), mask=inside)
+
+
+@triton.jit
+def beside_square(X, T, Y, Z, n, B: tl.constexpr):
+    """A loop that adds the square of a number, which code computes before the loop, and one that contracts a square."""
+    row = tl.program_id(0)
+    t = tl.load(T + row)
+    for start in range(0, n, B):
+        at = start + tl.arange(0, B)
+        x = tl.load(X + row * n + at, mask=at < n, other=0.0)
+        tl.store(Y + row * n + at, x + t * t, mask=at < n)
+        tl.store(Z + row * n + at, x * x + t, mask=at < n)

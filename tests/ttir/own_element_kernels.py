@@ -77,3 +77,36 @@ def in_place_and_again(X, Z, n, B: tl.constexpr):
         tl.store(X + row * n + cols, x - tl.sum(total, 0), mask=cols < n - row)
         y = tl.load(X + row * n + cols, mask=cols < n - row, other=0.0)
         tl.store(Z + row * n + cols, y, mask=cols < n)
+
+
+@triton.jit
+def put(p, value, mask):
+    """Store a block."""
+    tl.store(p, value, mask=mask)
+
+
+@triton.jit
+def put_twice(X, Z, n, BEFORE: tl.constexpr, BEHIND: tl.constexpr, B: tl.constexpr):
+    """Rows that one line of code stores twice, and that are stored a third time from their end."""
+    row, cols = tl.program_id(0) * n, tl.arange(0, B)
+    p, inside = X + row + cols, cols < n
+    z = tl.load(Z + row + cols, mask=inside, other=0.5)
+    put(p, z, inside)
+    if BEFORE:
+        tl.debug_barrier()
+    put(p, z + 1.0, inside)
+    if BEHIND:
+        tl.debug_barrier()
+    tl.store(X + row + n - 1 - cols, z + 2.0, mask=inside & (cols != 2))
+
+
+@triton.jit
+def taken_and_set(X, Y, Z, n, BETWEEN: tl.constexpr, B: tl.constexpr):
+    """Rows of X in Y, all but one of whose elements become those of Z."""
+    row, cols = tl.program_id(0) * n, tl.arange(0, B)
+    x = tl.load(X + row + cols, mask=cols < n, other=0.5)
+    z = tl.load(Z + row + cols, mask=cols < n, other=0.5)
+    tl.store(Y + row + cols, x, mask=cols < n)
+    if BETWEEN:
+        tl.debug_barrier()
+    tl.store(X + row + cols, z, mask=(cols < n) & (cols != 2))

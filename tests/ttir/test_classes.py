@@ -295,3 +295,19 @@ def test_elements_of_a_thread_decide_what_is_contracted(fmt: str) -> None:
     assert UNKNOWN not in choices
     assert tuple(int(x != choices[0]) for x in choices) == JOINED[fmt]
     assert len(set(choices)) == 2
+
+
+def test_a_product_before_a_loop_is_rounded_before_the_loop_adds_it() -> None:
+    from ttir.stored import stored
+
+    rng = np.random.default_rng(0)
+    calls: Any
+    x, t = rng.standard_normal((4, 30)).astype(np.float32), (rng.standard_normal(4) * 30).astype(np.float32)
+    words = {"X": x, "T": t, "Y": np.zeros_like(x), "Z": np.zeros_like(x)}
+    with npusim.record(floats=True) as calls:
+        class_kernels.beside_square[(4,)](**words, n=30, B=16)
+    made = stored(npusim.run(calls[0], hw="h200", rows="all"), words)
+    column = t[:, None]
+    assert np.array_equal(made["Y"], x + column * column)  # two roundings
+    wide = x.astype(np.float64)  # the product of two floats of 32 bits has all digits
+    assert np.array_equal(made["Z"], (wide * wide + column).astype(np.float32))

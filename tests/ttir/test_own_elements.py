@@ -105,3 +105,25 @@ def test_lanes_of_a_tensor_as_it_was_before_the_launch(hw: str) -> None:
     wanted = {"X": np.where(inside, left, np.nan), "Z": np.where(inside, left, 0.0)}
     words = {"X": x, "Z": np.zeros_like(x), "n": 29, "B": 8}
     checked("own_element_kernels", "in_place_and_again", (4,), words, wanted, hw)
+
+
+def test_a_barrier_before_the_second_store_of_a_line_is_none_behind_it() -> None:
+    x, z = _drawn(4, 60), _drawn(4, 60, seed=1)
+    with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: "):
+        _run("put_twice", "h200", x, Z=z, n=60, BEFORE=True, BEHIND=False, B=64)
+    _, made = _run("put_twice", "h200", x, Z=z, n=60, BEFORE=True, BEHIND=True, B=64)
+    wanted = z[:, ::-1] + 2
+    wanted[:, 57] = z[:, 57] + 1
+    assert np.array_equal(made, wanted)
+
+
+def test_an_element_that_is_set_to_what_is_not_computed_from_it_needs_a_barrier() -> None:
+    x, z = _drawn(4, 60), _drawn(4, 60, seed=1)
+    wanted = np.where(np.arange(60) == 2, x, z)
+    with pytest.raises(ProgramError, match=r"own_element_kernels\.py:\d+: "):
+        _run("taken_and_set", "h200", x, Y=np.zeros_like(x), Z=z, n=60, BETWEEN=False, B=64)
+    _, made = _run("taken_and_set", "h200", x, Y=np.zeros_like(x), Z=z, n=60, BETWEEN=True, B=64)
+    assert np.array_equal(made, wanted)
+    small = x[:, :21].copy(), z[:, :21].copy()  # one warp has the block
+    _, made = _run("taken_and_set", "h200", small[0], Y=np.zeros_like(small[0]), Z=small[1], n=21, BETWEEN=False, B=32)
+    assert np.array_equal(made, wanted[:, :21])

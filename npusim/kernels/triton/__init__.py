@@ -8,6 +8,8 @@ SUFFIX = ".npz"
 SIGN = "::"
 #: The order of a sum whose layout has no known form.
 UNKNOWN = "?"
+#: In place of the addend of an addition: compiled code contracts no product with it.
+ROUNDED = "-"
 #: Number of letters of a kernel's name that are part of the names of files; a longer name ends with a digest in the
 #: file's name.
 _MOST_LETTERS, _LETTERS = 80, 64

@@ -20,6 +20,7 @@ from npusim.errors import ProgramError
 from npusim.formats import add, cast, combine_text, compare, div, div_full, folded, maximum, minimum, mul, sub
 from npusim.formats.reductions import rows_order
 from npusim.formats.scans import WARP
+from npusim.kernels.triton import ROUNDED
 from npusim.kernels.triton.blocks_as_rows import OF_SUMS
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.element_wise import (
@@ -659,11 +660,15 @@ class Arithmetic(Draft, ABC):
         fusion.
         """
         fuses = [
-            reader.name in ("arith.addf", "arith.subf")
+            (reader.name in ("arith.addf", "arith.subf") and not self._is_rounded(reader))
             or (reader.name == "tt.reduce" and self._sums_products(reader, op.place))
             for reader in (self._readers(op) if self.choices.of_code("fuses") else ())
         ]
         return fuses if any(fuses) else []
+
+    def _is_rounded(self, addition: Op) -> bool:
+        """Return whether compiled code contracts none of the products of an addition."""
+        return bool(self.choices.of_code("addends").get(addition.place) == ROUNDED)
 
     def _readers(self, op: Op) -> list[Op]:
         """Return the operations that read a result, also as a part of a larger block."""
@@ -688,7 +693,8 @@ class Arithmetic(Draft, ABC):
         are_equal = isinstance(a, Floats) and isinstance(b, Floats) and _have_same_factors(a, b)
         if stays and isinstance(a, Floats) and a.place == stays and not are_equal:
             ways.reverse()
-        for one, other, form in ways if how in "+-" and self.choices.of_code("fuses") else ():
+        is_contracted = how in "+-" and bool(self.choices.of_code("fuses")) and stays != ROUNDED
+        for one, other, form in ways if is_contracted else ():
             if isinstance(one, Floats) and one.factors and (one.fmt in ("f32", "f16") or stays is not None):
                 return f"fma({', '.join(one.factors)}, {self.text(other)}{form if how == '-' else ''})"
         if how == "/" and (form := self.choices.form(op.name, shape_of(op.type)[1], "")):

@@ -16,11 +16,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
+from npusim.kernels.triton import ROUNDED
 from npusim.kernels.triton import UNKNOWN as UNKNOWN  # noqa: PLC0414 - readers of choices compare with it
 from npusim.kernels.triton.ttir_text import FORMATS, Locations, operand_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 #: Rows that a warp of a matrix unit's result holds, and lanes along them (PTX ISA, m16n8 and wgmma).
 _MMA_ROWS, _MMA_ROW_LANES = 16, 8
@@ -189,9 +190,10 @@ class Contraction(NamedTuple):
     """The contractions of compiled code: code with the same ``digest`` contracts the same operations of the source.
 
     ``addends``: by the place of each addition that contracts a product (in the same way for all elements), the place of
-    the other product that it adds; empty if its other operand is no product. ``sums``: by the place of each product to
-    which an addition adds another, contracted product, the place of that addition; the contracted product may come from
-    another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
+    the other product that it adds; empty if its other operand is no product, and `ROUNDED` if it contracts none of its
+    products, as an addition in a loop with products before the loop. ``sums``: by the place of each product to which an
+    addition adds another, contracted product, the place of that addition; the contracted product may come from another
+    lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
     """
 
     digest: str
@@ -221,7 +223,8 @@ def contraction_of(ptx: str, ttgir: str, assembled: Callable[[], Sequence[str]])
     if _is_uneven(forms, _additions(ttgir)):
         parts += [f"{each} {' '.join(each.operands)}" for each in code]
     digest = sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return Contraction(digest, _addends(forms), _sums(forms, code), tuple(further))
+    addends = _addends(forms) | dict.fromkeys(_rounded(forms, further), ROUNDED)
+    return Contraction(digest, addends, _sums(forms, code), tuple(further))
 
 
 def _addends(forms: Iterable[str]) -> dict[str, str]:
@@ -233,6 +236,18 @@ def _addends(forms: Iterable[str]) -> dict[str, str]:
     alone = {place: found[0] for place, found in by_place.items() if len(found) == 1}
     fused = {place: form.partition(", ")[2] for place, form in alone.items() if form.startswith("fused")}
     return {place: addend.partition("@")[2] for place, addend in fused.items() if " or " not in addend}
+
+
+def _rounded(forms: Iterable[str], further: Collection[str]) -> Iterator[str]:
+    """Yield the places of additions that contract none of their products, neither in PTX nor in machine code."""
+    by_place = dict[str, list[str]]()
+    for form in forms:
+        place, _, rest = form.partition(" fused " if " fused " in form else " plain ")
+        by_place.setdefault(place, []).append("" if " fused " in form else rest)
+    for place, found in by_place.items():
+        lines = {part.rpartition(":")[0] for part in place.split(" at ")}
+        if all(found) and all(re.search(r"\bmul\.(?!rn)", rest) for rest in found) and not lines & {*further}:
+            yield place
 
 
 def _sums(forms: Iterable[str], code: Sequence[_Arithmetic]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from npusim.kernels.triton.values import COLUMNS, ROWS, Tensor, number_of
 from npusim.program.numerics.reference import multiplied, summed
 
 if TYPE_CHECKING:
-    from npusim.kernels.triton.launch_phases import Check, LaunchGrid
+    from npusim.kernels.triton.launch_phases import LaunchGrid
     from npusim.program.ir.tile import GlobalTensor
     from npusim.program.numerics.executor import HeadSource
 
@@ -594,15 +594,13 @@ class ExactLaunch:
         size: Sequence[int],
         grids: Sequence[LaunchGrid],
         others: Callable[[], Sequence[LaunchGrid]],
-        checked: Callable[[Check], Sequence[LaunchGrid]] | None = None,
     ) -> None:
         """``function``: the unchanged TTIR; ``size``: number of programs along each axis; ``grids``: the grids of a
         launch, of which the first states the rows that each program stores; ``others``: the same grids, with the axes
-        that tensors have if a matrix unit adds up all tiles of a product; ``checked``: those of the first way to read
-        the launch whose grids pass a check.
+        that tensors have if a matrix unit adds up all tiles of a product.
         """
         self.function, self.arguments, self.size = with_maxima(function)[0], arguments, size
-        self._others, self._checked, self._inputs = others, checked, dict[str, Any]()
+        self._others, self._inputs = others, dict[str, Any]()
         self._scratch = with_scratch_kept(function)[1].keys() | with_values_kept(function, arguments)[2].keys()
         self._place(grids)
         #: The latest inputs, and their matrices in float64.
@@ -678,30 +676,6 @@ class ExactLaunch:
             for name, placed in grid.placed_inputs.items():
                 self._inputs.setdefault(name, []).extend(placed)
 
-    def _read_like(self, inputs: HeadSource) -> None:
-        """Read the launch in another way if the program has other tensors, because it was read in another way."""
-        known = self.function.parameters
-
-        def is_known(x: GlobalTensor) -> bool:
-            shape = x.rows // x.packed, x.cols
-            try:
-                return np.shape(inputs(x.name, x.batch - 1, x.heads - 1)) == (shape[::-1] if x.is_transposed else shape)
-            except (KeyError, IndexError):
-                return False
-
-        def check(grids: Sequence[LaunchGrid]) -> None:
-            placed = (x for grid in grids for n, of in grid.placed_inputs.items() if n in known for x, _ in of)
-            each = [x for x in placed if x.role == "input"]
-            if unknown := [x.name for x in each if not is_known(x)]:
-                raise ProgramError(f"{self.function.name}: the program has no such tensor {unknown[0]}")
-
-        with suppress(ProgramError):
-            try:
-                check(self.grids)
-            except ProgramError:
-                if self._checked is not None:
-                    self._place(self._checked(check))
-
     def _is_of_axes(self, inputs: HeadSource) -> bool:
         """Return whether inputs have the axes that tensors have here."""
         known = self.function.parameters
@@ -715,7 +689,6 @@ class ExactLaunch:
     def _use(self, inputs: HeadSource) -> None:
         """Forget the results for other inputs."""
         if self._inputs_of is not inputs:
-            self._read_like(inputs)
             if not self._is_of_axes(inputs):
                 self._place(self._others())
             self._inputs_of, self._latest, self._together = inputs, None, None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Number of launches whose readings are stored, and the largest number of programs of such a launch: arrays have an
 #: entry for each program.
 MOST_LAUNCHES, MOST_PROGRAMS = 16, 2**14
+#: Launches of which it is known that their readings have to be checked.
+MOST_CHECKED = 2**10
 
 
 class _Reading(NamedTuple):
@@ -42,6 +44,20 @@ def _latest() -> OrderedDict[bytes, list[_Reading]]:
     return OrderedDict()
 
 
+@cache
+def _checked() -> OrderedDict[bytes, None]:
+    return OrderedDict()
+
+
+def is_checked(text: str, grid: tuple[int, ...]) -> bool:
+    """Return whether one of the latest readings of a kernel in a grid was checked, so that others have to be."""
+    return _digest_of(text, grid) in _checked()
+
+
+def _digest_of(text: str, grid: tuple[int, ...]) -> bytes:
+    return sha256(repr((text, grid)).encode()).digest()
+
+
 def blocks_of(
     text: str, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices, check: Check | None = None
 ) -> list[LaunchGrid]:
@@ -50,6 +66,10 @@ def blocks_of(
     A reading that asked for no choice of compiled code in which ``choices`` differ is not repeated, unless its blocks
     are checked.
     """
+    if check is not None:
+        _checked()[_digest_of(text, grid)] = None
+        while len(_checked()) > MOST_CHECKED:
+            _checked().popitem(last=False)
     if prod(grid) > MOST_PROGRAMS:
         return launched(read(text), arguments, grid, choices, check)
     latest, key = _latest(), _key(text, arguments, grid, choices)

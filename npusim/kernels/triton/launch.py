@@ -36,7 +36,7 @@ from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.compiler import OPTIONS, POINTERS, Compiled, Source, compiled, function_of, source_of
 from npusim.kernels.triton.float64_walk import ExactLaunch, KnownLaunches
 from npusim.kernels.triton.kernel_draft import Choices
-from npusim.kernels.triton.latest_readings import blocks_of
+from npusim.kernels.triton.latest_readings import blocks_of, is_checked
 from npusim.kernels.triton.launch_phases import Check, LaunchGrid
 from npusim.kernels.triton.reader import Reader
 from npusim.kernels.triton.releases import untried
@@ -483,8 +483,9 @@ def _of_blocks(
     """Return what blocks of a launch are used for: if those of the first way cannot be used, of the first way whose
     blocks pass a check.
     """
+    blocks = blocks_of(ttir, arguments, grid, choices)
     try:
-        return use(blocks_of(ttir, arguments, grid, choices))
+        return use(blocks)
     except ProgramError as fault:
         with suppress(ProgramError):
             return use(blocks_of(ttir, arguments, grid, choices, check))
@@ -636,21 +637,28 @@ def read_as(
         return blocks_of(ttir, arguments, grid, _choices(p, fuses=p.contracts), check)
 
 
-def exact_launch(ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> ExactLaunch:
-    """Return the results of a launch in float64."""
-    blocks = read_as(ttir, name, line, arguments, grid, EXACT)
+def exact_launch(
+    ttir: str, name: str, line: Line, arguments: Mapping[str, Any], grid: tuple[int, ...], problem: AnyProblem
+) -> ExactLaunch:
+    """Return the results of a launch in float64, with the tensors that the launch has in its program."""
+    of = ttir, name, line, arguments, grid
+    check: Check | None = None
+    if is_checked(ttir, grid):
+        check = partial(_check_phases, problem=problem, kind=None, p=EXACT, keeps=True)
+    blocks = read_as(*of, EXACT, check)
     known = [ExactLaunch(*x.known, [x], partial(list, [x])) for x in blocks if x.known is not None]
     if known:
         return KnownLaunches(known)
-    others = partial(read_as, ttir, name, line, arguments, grid, replace(EXACT, accumulate="fresh"))
-    checked = partial(read_as, ttir, name, line, arguments, grid, EXACT)
-    return ExactLaunch(read(ttir), arguments, grid, blocks, others, checked)
+    return ExactLaunch(
+        read(ttir), arguments, grid, blocks, partial(read_as, *of, replace(EXACT, accumulate="fresh"), check)
+    )
 
 
 def _exact(launch: Launch, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:
     names = names_of(problem) | {n: getattr(tiling, n) for n, _ in launch.constants}
     result, arguments, grid = compiled_launch(launch, names, launch.options, "")
-    return exact_launch(result.ttir, launch.source.name, Line(launch.source.path, launch.source.line), arguments, grid)
+    line = Line(launch.source.path, launch.source.line)
+    return exact_launch(result.ttir, launch.source.name, line, arguments, grid, problem)
 
 
 def _grid(launch: Launch, names: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from npusim.kernels.triton import ROUNDED
 from npusim.kernels.triton.called_functions import CHOICES
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.ttir_text import Op, shape_of
@@ -148,7 +149,7 @@ class _Region:
         contracted.
         """
         ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.of_code("addends").get(op.place)
-        if not self.choices.of_code("fuses"):
+        if not self.choices.of_code("fuses") or stays == ROUNDED:
             return ""
         if stays and x[0].place == stays:
             ways.reverse()

@@ -132,31 +132,43 @@ class OwnElements(SameValues, ABC):
             why = f"a program loads an element that it stored to in an earlier iteration, at {new.op.line}"
             raise before.op.fail(f"{of}: {why}; carry the value through the loop")
 
-    @staticmethod
-    def _are_of_one_thread(before: _Access, new: _Access) -> bool:
-        """Return whether one thread makes two accesses of one lane: of blocks alike, and if both are stores, by the
-        same pointers, since other ones may be cut into other pieces.
+    def _are_of_one_thread(self, before: _Access, new: _Access) -> bool:
+        """Return whether two accesses of one lane are in order: of blocks alike, two stores by the same pointers, or a
+        load and a store of what is computed from it.
+
+        Compiled code cuts each block into pieces of its threads: those of a store follow from its pointers, those of a
+        load also from other pointers of the kernel.  Between a load and a store of other pieces, values cross threads.
         """
         shapes = [shape_of(x.op.type)[0] for x in (before, new)]
-        is_like = shapes[0] == shapes[1] != ()
-        return is_like and (not (before.is_store and new.is_store) or before.op.operands[0] == new.op.operands[0])
+        if shapes[0] != shapes[1] or shapes[0] == ():
+            return False
+        if before.is_store and new.is_store:
+            return before.op.operands[0] == new.op.operands[0]
+        load, store = (new.op, before.op) if before.is_store else (before.op, new.op)
+        is_of_one_warp = len(shapes[0]) == 1 and prod(shapes[0]) <= WARP  # a thread has one element at most
+        return is_of_one_warp or self._is_computed_from(load, store)
+
+    def _is_computed_from(self, load: Op, store: Op) -> bool:
+        """Return whether what is stored, or the mask, is computed from what is loaded."""
+        return any(r in self._made_of(n) for r in load.results for n in store.operands[1:])
 
     def _are_of_one_warp(self, load: Op, store: Op) -> bool:
         """Return whether a load is complete before a store, because one warp has all lanes of both and what is stored
         is computed from what is loaded.
         """
         most = max(prod(shape_of(x.type)[0]) for x in (load, store))
-        return most <= WARP and bool(load.results) and load.results[0] in self._made_of(store.operands[1])
+        return most <= WARP and self._is_computed_from(load, store)
 
     def _are_parted(self, one: Op, other: Op) -> bool:
         """Return whether a barrier of all threads is between two operations, outside of loops and branches."""
-        first, last = self._position(one), self._position(other)
+        first, last = self._positions(one)[-1], self._positions(other)[0]
         between = self._made[first + 1 : last]
         return any(o.name in BARRIERS and any(o is x for x in self.function.operations) for o in between)
 
-    def _position(self, op: Op) -> int:
-        """Return the place of an access in the text."""
-        return next(i for i, o in enumerate(self._made) if (o.line, o.operands[:1]) == (op.line, op.operands[:1]))
+    def _positions(self, op: Op) -> list[int]:
+        """Return the places in the text where an access may be: that of the operation, or of those like it."""
+        own = [i for i, o in enumerate(self._made) if o is op]
+        return own or [i for i, o in enumerate(self._made) if (o.line, o.operands[:1]) == (op.line, op.operands[:1])]
 
     def _over_old(self, op: Op, pointer: Pointers, value: Known, mask: ValueComparison) -> tuple[Known, Known | None]:
         """Return the value of a store by a mask of compared values, with the elements that are there where the mask is

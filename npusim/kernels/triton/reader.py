@@ -440,7 +440,8 @@ class Reader(WholeLanes):
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
             roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
             is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
-            is_alone = len(first.axes) > 1 or self._writes_out  # other tensors, or iterations, element by element
+            # of other tensors, element by element; lanes of a row, hidden ones too, are those of another row
+            is_alone = len(first.axes) > 1 or bool(self.choices.way("lanes"))
             if is_like and is_alone and not roots[0] & roots[1]:
                 for a, b in zip(first.axes, x.axes, strict=True):
                     self._join(a, b)

@@ -177,10 +177,10 @@ def _launched(
     return arguments if call.language else arguments | dict(configuration.constants), grid
 
 
-def _exact(call: Call, _problem: object, tiling: Tiling) -> ExactLaunch:
+def _exact(call: Call, problem: KernelProblem, tiling: Tiling) -> ExactLaunch:
     configuration = _configuration(call, tiling)
     line = Line(call.path, call.line)
-    return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT))
+    return exact_launch(configuration.ttir, call.name, line, *_launched(call, configuration, EXACT), problem)
 
 
 def unread(call: Call) -> str:
