@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def with_counted_loops(operations: Sequence[Op]) -> list[Op]:
     """Return operations with a counted loop in place of each loop with a condition that only counts."""
-    return _changed(operations, {n for o in _every(operations) for n in o.operands if o.name != "scf.condition"})
+    return _changed(operations, {n for o in _every(operations) for n in o.operands})
 
 
 def _every(operations: Sequence[Op]) -> list[Op]:
