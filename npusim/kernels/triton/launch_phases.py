@@ -1121,6 +1121,14 @@ class LaunchGrid:
             renamed.append(kinds.setdefault(Visits(self._runs(i), offsets[i]), len(kinds)))
         return list(kinds), np.array(renamed, np.int64)[which]
 
+    def check_known(self) -> None:
+        """Raise `ProgramError` for integers or masks, different ones of each program, that rows of the result cannot
+        have.
+        """
+        for known in self.reader.seen.values():
+            if known.is_by_program:
+                self._matrix_of_programs(known)
+
     def check_written(self) -> None:
         """Raise `ProgramError` for an element of the result that several programs store to."""
         times, edges = self._times

@@ -397,6 +397,7 @@ def _checked(tries: _Tries, made: list[LaunchGrid]) -> list[LaunchGrid]:
     check_programs([each.reader for each in made])
     for blocks in made:
         blocks.check_written()
+        blocks.check_known()
     for each in tries.prepared.maxima:
         why = (
             "a reduction that chooses the greater of two numbers, or NaN, is computed as a maximum: the maximum "
