@@ -100,6 +100,7 @@ def test_the_bits_stay() -> None:
     assert np.array_equal(plain.output, slow.output, equal_nan=True)
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_result_states_the_what_if_and_has_no_measured_band(tmp_path: Path) -> None:
     asked = ("run", "flash", "--seq", "512", "--no-numerics", "--scale", "VECTOR=0.5", "--scale", "hbm=2")
     shown = cli(*asked, "--out", str(tmp_path / "run"))[1]
@@ -119,6 +120,7 @@ def test_runs_searches_and_folders_of_a_what_if_are_their_own() -> None:
     assert "scale" not in plain.about()
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_comparison_splits_the_difference_by_the_units_operations() -> None:
     shown = cli("compare", "flash", "flash --scale VECTOR=0.5", "--seq", "512", "--no-numerics")[1]
     assert "device.scale" in shown

@@ -226,7 +226,15 @@ def round_to(x: Array, fmt: FloatFormat, mode: str, kept: int | None = None, uni
 
 
 def _exponent(x: Array, lowest: int) -> Array:
-    return np.where(x == 0, NO_EXPONENT, np.maximum(np.frexp(x)[1] - 1, lowest))
+    """Return the exponents of float64 values, none of which is subnormal, as their bits state them; Inf and NaN have
+    1024.
+    """
+    stated: Array = x.view(np.int32)[..., 1::2] >> 20  # the upper halves: `ldexp` is ten times as slow with 64 bits
+    stated &= 0x7FF
+    stated -= 1023
+    np.maximum(stated, lowest, out=stated)
+    stated[x == 0] = NO_EXPONENT
+    return stated
 
 
 def operand_of(x: Array, fmt: FloatFormat, unit: AdditionTree) -> Array:
@@ -245,9 +253,9 @@ def compute(unit: AdditionTree, formats: Formats, a: Array, b: Array, c: Array) 
     """
     first, second, acc = formats
     with np.errstate(all="ignore"):
-        # The products of one k are contiguous: they are the terms of a sum.
+        # The products of one k are contiguous: they are the terms of a sum.  Operands stored so are not copied.
         a, b = (operand_of(np.ascontiguousarray(x.T), fmt, unit) for x, fmt in ((a, first), (b, second)))
-        products = a * b
+        products, c = a * b, np.ascontiguousarray(c)
 
         @functools.cache
         def powers() -> Array:

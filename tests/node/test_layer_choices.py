@@ -135,6 +135,7 @@ def test_rows_and_walls_of_a_layer_are_those_of_a_profile(
         assert error == pytest.approx(beyond.get(part, 0.0), abs=0.02 if part in beyond else 0.15), part
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
     graph, host = (layer(launches=how) for how in ("graph", "host"))
     slow = layer({"launch.host_issue_s": "40e-6"}, launches="host")
@@ -142,6 +143,7 @@ def test_a_host_that_issues_slower_than_kernels_end_limits_a_layer() -> None:
     assert slow.latency_s > 10 * 40e-6
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_kernels_and_collectives_of_a_graph_do_not_wait_for_the_host_of_a_node() -> None:
     """The node's file states what its host takes to issue an attention, a product and a collective one by one."""
     sizes = {"batch": 1, "seq_q": 128, "seq_kv": 128, "causal_offset": 0, "ranks": 2}

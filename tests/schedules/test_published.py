@@ -69,7 +69,7 @@ def mine(tmp_path: Path) -> str:
 def measured(mine: str, path: Path, lookup: int) -> Path:
     """Write times of a kernel on a device with another constant as measurements."""
     lines = ["schema: npusim.measurements/1", 'source: "written by a test"', "cases:"]
-    for seq in range(128, 1408, 64):
+    for seq in range(128, 1408, 128):
         time, sizes = run_of(mine, seq, overrides={KEY: str(lookup)}).latency_us, {"seq_q": seq, "seq_kv": seq}
         workload, how = json.dumps({**ATTENTION, **sizes}), json.dumps({"kernel": mine})
         lines.append(

@@ -40,6 +40,12 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.fixture
+def no_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave choices that hold out, which take most of the time, in tests that claim nothing of them."""
+    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))
+
+
 def test_the_same_seed_gives_the_same_result_and_another_one_other_inputs() -> None:
     one, two, other = (stress("flash", ["logits", "late"], seed=seed, **SMALL) for seed in (0, 0, 1))
     assert one == two
@@ -89,11 +95,9 @@ def test_the_worst_input_is_written_and_a_run_of_it_has_its_error(tmp_path: Path
 NARROW = {**SMALL, "precision": "fa16_32"}
 
 
-def test_where_finite_outputs_are_required_amplitudes_grow_beyond_the_default_bounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("no_choices")
+def test_where_finite_outputs_are_required_amplitudes_grow_beyond_the_default_bounds() -> None:
     """Scores in float16 overflow at an amplitude of 64, beyond the default bound of 16."""
-    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
     usual = stress("flash", ["logits"], **NARROW)
     assert usual.verdict != "not finite"
     assert not usual.beyond
@@ -121,8 +125,8 @@ def test_amplitudes_end_with_the_format_of_the_inputs_and_errors_beyond_the_boun
     assert found.worst in found.outcomes
 
 
-def test_a_worst_input_at_the_end_of_a_range_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worst_search, "_alternatives", lambda *_: iter(()))  # choices that hold take most of the time
+@pytest.mark.usefixtures("no_choices")
+def test_a_worst_input_at_the_end_of_a_range_is_said() -> None:
     table = plain(stress_table(stress("flash", ["resonance=1:8"], **NARROW), ""))
     assert "the worst input is at the bound of resonance" in table
     values = stress("flash", ["resonance=1,8"], **NARROW)
@@ -151,6 +155,7 @@ def test_roundings_are_the_cause_where_a_precision_holds_and_the_margin_is_that_
     assert all(said[t] in text for t, text in margins.items())
 
 
+@pytest.mark.usefixtures("no_choices")
 def test_each_point_of_plain_tensors_is_compared_with_its_own_reference() -> None:
     """The reference of the base was compared with outputs of all points: an error of 8 for inputs times 2."""
     sizes = {"heads": 1, "tokens": 32, "key": 16, "value": 16}
@@ -160,6 +165,7 @@ def test_each_point_of_plain_tensors_is_compared_with_its_own_reference() -> Non
     assert all(o.badness < 1e-2 for o in found.outcomes)
 
 
+@pytest.mark.usefixtures("no_choices")
 def test_an_exact_output_beyond_its_format_is_no_fault_of_the_schedule() -> None:
     given = {n: np.full((1, 1, 64, 16), 300.0, np.float16) for n in ("q", "k", "v")}
     sizes = {"heads": 1, "tokens": 64, "key": 16, "value": 16}
@@ -252,6 +258,7 @@ def test_sinks_have_no_values_and_inputs_are_finite_in_their_format() -> None:
     assert np.abs(values).max() == formats.get_format("float8_e4m3fn").max_finite
 
 
+@pytest.mark.usefixtures("no_choices")
 def test_padding_of_hidden_keys_reaches_outputs_and_a_tail_of_keys_is_left_out() -> None:
     windowed = {**SMALL, "problem": {**SMALL["problem"], "causal": True, "window": 40}}
     found = stress("flash", ["padding"], **windowed)

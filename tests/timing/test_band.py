@@ -117,6 +117,7 @@ def test_a_method_asked_for_by_name_says_that_it_is_approximate(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("few", "method"), [(auto.FEW_OPERATIONS, "steady"), (100_000, "reserved")])
+@pytest.mark.usefixtures("declared_tile")
 def test_cycles_do_not_depend_on_what_is_wanted_beside_them(
     few: int, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,10 +134,12 @@ def test_cycles_do_not_depend_on_what_is_wanted_beside_them(
     assert plain.method == method
 
 
+@pytest.mark.usefixtures("declared_tile")
 def test_blocks_that_overlap_and_do_not_run_in_part_are_timed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "FEW_OPERATIONS", 100_000)
     monkeypatch.setattr(mean_field, "SAMPLE_OPERATIONS", 30_000)
-    options: dict[str, Any] = {"seq": 8192, "numerics": False, "trace_groups": ()}
+    tile = {"block_kv": 512, "vector_rows": 16, "depth": 3, "deal": "balanced", "order": "rolling"}
+    options: dict[str, Any] = {"seq": 8192, "tiling": tile, "numerics": False, "trace_groups": ()}
     with pytest.raises(ProgramError, match="no part that repeats by itself"):
         run("flash", method="reserved", **options)
     timing = run("flash", **options).timing

@@ -186,10 +186,13 @@ class _Unit:
 
     def __post_init__(self) -> None:
         self.everything = np.arange(len(self.d))
+        # as `compute` reads them: all of one k together
+        self.columns = tuple(np.ascontiguousarray(x.T) for x in (self.p.a, self.p.b))
 
     def equal(self, unit: AdditionTree, where: Array, out: str | None = None) -> Array:
         p = self.p
-        operands = p.a[where], p.b[where], p.c[where]
+        a, b = self.columns if where is self.everything else (x.take(where, axis=1) for x in self.columns)
+        operands = a.T, b.T, p.c[where]
         return same(predicted(unit, p.case, operands, self.acc, out or self.out), self.d[where])
 
     def score(self, unit: AdditionTree, where: Array) -> int:
@@ -433,7 +436,8 @@ def _confirmed(
 ) -> Identified:
     """Compare the unit with every probe and other outputs of the tiles, and registered units with all outputs."""
     rows, columns = _looked_at(d)
-    operands = p.a[rows], p.b[rows // d.shape[1] * d.shape[1] + columns], p.c[rows]
+    a, b = best.columns
+    operands = a.take(rows, axis=1).T, b.take(rows // d.shape[1] * d.shape[1] + columns, axis=1).T, p.c[rows]
     wanted = d[rows, columns]
 
     def got(unit: AdditionTree) -> Array:
