@@ -277,7 +277,7 @@ def _loaded(content: bytes, kinds: ArgumentType) -> Callable[[list[Any]], int | 
     def native(words: list[Any]) -> int | None:
         result, error = ctypes.c_int64(), ctypes.c_void_p()
         if call(ctypes.byref(result), ctypes.byref(error), *words):
-            raise AssertionError(f"{name}: a compiled kernel cannot raise an error")
+            raise AssertionError(f"{name}: a kernel raises nothing")
         return result.value if returns == "int" else None
 
     return native

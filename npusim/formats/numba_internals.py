@@ -203,7 +203,7 @@ def check() -> None:
 
 # ---------------------------------------------------------------- arrays by address
 
-#: Number of bits of an address and of a length.
+#: Bits of an address and of a length.
 WORD_BITS = 64
 WORD = ir.IntType(WORD_BITS)
 
@@ -222,7 +222,7 @@ class RowsType(types.Type):
 
 
 class TableType(types.Type):
-    """Arrays by name, each with the number of the word in the table at which its description begins."""
+    """Arrays by name, and the word of the table at which each is described."""
 
     def __init__(self, name: str, fields: tuple[tuple[str, RowsType], ...]) -> None:
         self.fields, self.first_word, at = dict(fields), dict[str, int](), 0

@@ -188,10 +188,11 @@ class _Arithmetic(NamedTuple):
 class Contraction(NamedTuple):
     """The contractions of compiled code: code with the same ``digest`` contracts the same operations of the source.
 
-    ``addends``: by the place of each addition that contracts a product (in the same way for all elements), the place of
-    the other product that it adds; empty if its other operand is no product. ``sums``: by the place of each product to
-    which an addition adds another, contracted product, the place of that addition; the contracted product may come from
-    another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX does not.
+    ``addends``: for each addition that contracts a product (in the same way for all elements), by its place, the place
+    of the product to which it adds the contracted one; empty if it adds this to no product.  ``sums``: for each product
+    to which an addition adds another, contracted product, by its place, the place of the addition; the other product
+    may come from another lane. ``further``: lines of the source, FILE:LINE, whose additions ptxas contracts and PTX
+    does not.
     """
 
     digest: str

@@ -92,29 +92,35 @@ class Choices:
     """Choices that TTIR leaves open: fresh products instead of chained ones, contraction, and the forms of functions.
 
     ``forms``: the text of functions and divisions of float32 that a unit or a library computes in its own way, by the
-    operation of TTIR or the library's symbol. ``clamps_by_magnitude``: clamps of float32 between a number and its
-    opposite take the smaller magnitude. ``order``: the order of every reduction that is not in ``orders``; empty if the
-    precision states it. ``addends``: for the place of an addition that contracted one product, the place of the other
-    product; otherwise empty. ``sums``: for the place of a product, the place of the additions of a sum that contracts
-    such products. ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
-    ``is_exact``: all values are float64, as in a reference. ``is_apart``: each loop has separate statements, on the
-    same tiles. ``lists_elements``: elements by loaded integers, one element for each program, are a list of all
-    programs. ``listed_rows``: tensors for which the rows of each block are a list of all programs, whatever its
-    addresses are; with a period after the name, the rows of the block's part of a longer row. ``fills_rows``: rows that
-    the mask of a load hides consist of the number that replaces them, and may be stored. ``adds_tiles``: fresh products
-    of tiles are added one by one even if one product could represent them all, as when a program has only a part of
-    them (split-K). ``hides_elements``: a list of a block's elements contains numbers for the elements that a mask of
-    indices hides. ``lists_in_order``: lists of rows contain the rows of one program after another, in the order of the
-    programs. ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
-    ``chooses_lanes``: all lanes are loaded, and a later choice replaces those that a mask hides in the same way in all
-    programs: the ``first`` lanes, before those that the mask leaves, or ``all`` hidden lanes. ``parts_by_loops``: the
-    part of a tensor that a loop visits is separate. ``cuts``: a block that has some columns of a tensor, the same in
-    all programs, belongs to a part with only these columns; blocks of a tensor's flat indices belong to the part
-    between the first and the last index. ``programs``: the programs that are read, by their numbers in the grid; empty:
-    all programs. ``multiplied``: formats of factors that the matrix unit multiplies; empty: any. FP8 that it does not
-    multiply becomes float16, which can represent all numbers of FP8. ``turns``: which blocks are turned
-    (`npusim.kernels.triton.turned_blocks`). ``knows_tiles``: integers and masks of a loop's tiles that are known at
-    launch are tiles of a tensor. ``ragged``: an axis of a tensor may consist of groups, the last of which is shorter.
+    operation of TTIR or the library's symbol.
+    ``clamps_by_magnitude``: clamps of float32 between a number and its opposite take the smaller magnitude.
+    ``order``: the order of every reduction that is not in ``orders``; empty if the precision states it.
+    ``addends``: for the place of an addition that contracted one product, the place of the other product; otherwise
+    empty.
+    ``sums``: for the place of a product, the place of the additions of a sum that contracts such products.
+    ``further``: lines whose additions the assembler contracts with divisions, as FILE:LINE.
+    ``is_exact``: all values are float64, as in a reference.
+    ``is_apart``: each loop has separate statements, on the same tiles.
+    ``lists_elements``: elements by loaded integers, one element for each program, are a list of all programs.
+    ``listed_rows``: tensors for which the rows of each block are a list of all programs, whatever its addresses are;
+    with a period after the name, the rows of the block's part of a longer row.
+    ``fills_rows``: rows that the mask of a load hides are rows of the number in their place, and may be stored.
+    ``adds_tiles``: fresh products of tiles are added one by one even if one product could represent them all, as when a
+    program has only a part of them (split-K).
+    ``hides_elements``: a list of a block's elements contains numbers for the elements that a mask of indices hides.
+    ``lists_in_order``: lists of rows contain the rows of one program after another, in the order of the programs.
+    ``lists_remainders``: a block's remainders that restart within it are a list of all programs.
+    ``chooses_lanes``: all lanes are loaded, and a later choice replaces those that a mask hides alike in all programs:
+    the ``first`` ones, before the lanes that it leaves, or ``all``.
+    ``parts_by_loops``: the part of a tensor that a loop visits is separate.
+    ``cuts``: a block that has some columns of a tensor, the same in all programs, belongs to a part with only these
+    columns; blocks of a tensor's flat indices belong to the part between the first and the last index.
+    ``programs``: the programs that are read, by their numbers in the grid; empty: all programs.
+    ``multiplied``: formats of factors that the matrix unit multiplies; empty: any. FP8 that it does not multiply
+    becomes float16, which can represent all numbers of FP8.
+    ``turns``: which blocks are turned (`npusim.kernels.triton.turned_blocks`).
+    ``knows_tiles``: integers and masks of a loop's tiles that are known at launch are tiles of a tensor.
+    ``ragged``: an axis of a tensor may consist of groups, the last of which is shorter.
     ``loads_again``: a block that is combined with itself along its other axis is loaded twice, and vectors along rows
     and along columns of one tensor are separate loads. ``lanes``: blocks that are read lane by lane
     (`npusim.kernels.triton.whole_lanes`); None: no block. ``unrolls``: a loop of few iterations, with the same number
