@@ -427,7 +427,7 @@ class Reader(WholeLanes):
                     self._join(next((b for b, size in sizes.items() if size == n), a), a)
             roots = [{self.root(a) for a in each.axes if a is not None} for each in (first, x)]
             is_like = x.pointer.shape == first.pointer.shape and x.walk == first.walk
-            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # of other tensors, element by element
+            if is_like and len(first.axes) > 1 and not roots[0] & roots[1]:  # other tensors, read element by element
                 for a, b in zip(first.axes, x.axes, strict=True):
                     self._join(a, b)
 
