@@ -193,8 +193,8 @@ def _of_block(values: Array, target: FloatFormat) -> Array:
     found = -np.tril(values, -1)
     for i in range(2, BLOCK):
         row, turned = found[..., i, :].copy(), np.ascontiguousarray(found.swapaxes(-1, -2))
-        taken = np.broadcast_to(row[..., None, :], found.shape)
-        late = mul(taken[..., HALF:], turned[..., HALF:], target)
-        both = fma(taken[..., :HALF], turned[..., :HALF], late, target)
+        repeated = np.broadcast_to(row[..., None, :], found.shape)
+        late = mul(repeated[..., HALF:], turned[..., HALF:], target)
+        both = fma(repeated[..., :HALF], turned[..., :HALF], late, target)
         found[..., i, :] = add(row, reduce_sum(both, target, "tree_halves"), target)
     return found + np.eye(BLOCK, dtype=found.dtype)

@@ -93,10 +93,10 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
 def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
     kept: list[TileRun] = []
     for run in reversed(runs):
-        taken = min(run.count, count)
-        left = run.count - taken
-        kept += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
-        count -= taken
+        length = min(run.count, count)
+        left = run.count - length
+        kept += [TileRun(run.col + left * run.step, run.cols, length, run.step, run.only)] if length else []
+        count -= length
     return tuple(reversed(kept))
 
 
