@@ -318,8 +318,8 @@ class _Ring:
         axes = tuple((f"#{i}", n) for i, n in enumerate(n for n in self.tile.shape if n != 1))
         names = iter(axes)
         indices = tuple(Variable(next(names)[0]) if n != 1 else Literal(0) for n in self.tile.shape)
-        kept = Elementwise(axes, older, indices, BufferElement(self.tile, indices), None, loop.line)
-        last = ParallelNest(axes, (kept,), loop.line)
+        copied = Elementwise(axes, older, indices, BufferElement(self.tile, indices), None, loop.line)
+        last = ParallelNest(axes, (copied,), loop.line)
 
         def ended(statements: Iterable[Statement]) -> Body:
             return tuple(
