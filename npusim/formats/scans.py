@@ -134,8 +134,8 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
     *lead, rows, n = values.shape
     filled = np.pad(values, [(0, 0)] * len(lead) + [(0, -rows % n), (0, 0)])
     squares = filled.reshape(*lead, -1, n, n)
-    found = _substituted(squares, target) if order == "rows" else _by_blocks(squares, target, arithmetic)
-    return np.ascontiguousarray(found.reshape(*lead, -1, n)[..., :rows, :])
+    inverses = _substituted(squares, target) if order == "rows" else _by_blocks(squares, target, arithmetic)
+    return np.ascontiguousarray(inverses.reshape(*lead, -1, n)[..., :rows, :])
 
 
 def of_float32(unit: str) -> str:
