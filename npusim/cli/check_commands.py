@@ -288,7 +288,7 @@ def validate(
         str | None, o.option("--band SHARE", "Allowed relative error if the file states none: 15%, or 0.15.")
     ] = None,
     method: Annotated[str, o.request_option("method")] = "auto",
-    jobs: Annotated[int, o.option("--jobs -j N", "Processes that predict.")] = 1,
+    jobs: Annotated[int, o.option("--jobs -j N", "Number of processes that predict.")] = 1,
     cluster: o.Cluster = None,
     template: Annotated[bool, o.option("--template", "Print a commented file of timings to start from.")] = False,
     json: o.Json = False,

@@ -31,7 +31,7 @@ def evaluate(
         str | None,
         o.option(
             "--reference KERNEL|FILE.py:FUNCTION",
-            "The right result: a kernel, or a function on float64 arrays.",
+            "Kernel or function that gives the right result; a function gets float64 arrays.",
             shown="packaged attention",
         ),
     ] = None,

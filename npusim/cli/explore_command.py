@@ -49,7 +49,7 @@ Studies = Annotated[
     bool, o.option("--studies", "With --auto, also rank studies, which model no real kernel.", panel=_HOW)
 ]
 Auto = Annotated[bool, o.option("--auto", "Search the space that the schedules declare.", panel=_HOW)]
-Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
+Jobs = Annotated[int | None, o.option("--jobs -j N", "Number of processes.", shown="all CPUs", min=1)]
 Exhaustive = Annotated[bool, o.option("--exhaustive", "Simulate every point; prune none.", panel=_HOW)]
 CheckAll = Annotated[bool, o.option("--check-all", "Check all pruned points for races, not only some.", panel=_HOW)]
 Pareto = Annotated[bool, o.option("--pareto", "Rank time against error; computes the bits of each point.", panel=_HOW)]

@@ -185,8 +185,8 @@ def import_workload(
     seq: Annotated[
         int | None, o.option("--seq TOKENS", "Default number of tokens of a run: 8k.", parser=o.count("--seq"))
     ] = None,
-    batch: Annotated[int, o.option("--batch N", "Sequences.", min=1)] = 1,
-    name: Annotated[str | None, o.option("--name TEXT", "Of the workload.")] = None,
+    batch: Annotated[int, o.option("--batch N", "Number of sequences.", min=1)] = 1,
+    name: Annotated[str | None, o.option("--name TEXT", "Name of the workload.")] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32"] | None,
         o.option("--dtype", "Format of Q, K and V.", shown="the config's, else float16"),

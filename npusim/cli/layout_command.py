@@ -34,7 +34,7 @@ def layout(
     a: Annotated[Order, o.option("--a", "Layout of A in memory; only m8n8k4 offers both.", shown=True)] = "row",
     b: Annotated[Order, o.option("--b", "Layout of B in memory; only m8n8k4 offers both.", shown=True)] = "col",
     chain: Annotated[
-        bool, o.option("--chain", "Draw the accumulator, and the elements that the next product needs in other lanes.")
+        bool, o.option("--chain", "Draw which elements of the accumulator the next product needs in other lanes.")
     ] = False,
     arrangement: Annotated[
         str | None,

@@ -164,7 +164,7 @@ def root() -> None:
 def export_rows(
     file: Annotated[Path, o.argument("FILE", "Table to write (.csv).")],
     *,
-    schedule: Annotated[str, o.option("--schedule NAME", "Which schedule's latencies.")] = "flash",
+    schedule: Annotated[str, o.option("--schedule NAME", "Schedule whose latencies are written.")] = "flash",
     hw: Annotated[str, o.request_option("hw")] = "ascend_910b2",
     grid: Annotated[
         list[str], o.option("--grid -g SIZE=VALUES", "Values of a size; each combination is a row of the table.")

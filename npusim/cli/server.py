@@ -200,8 +200,8 @@ def _offer_evaluate(server: MCPServer[Any], worked: Callable[..., Any], limits: 
                 "limits": limits,
                 "on_done": told,
             }
-            found = partial(evaluate, [*map(_bounded, kernels)], reference=reference, **more, **call.options())
-            return Evaluations(await worked(found))
+            judged = partial(evaluate, [*map(_bounded, kernels)], reference=reference, **more, **call.options())
+            return Evaluations(await worked(judged))
         finally:
             is_over.set()
 

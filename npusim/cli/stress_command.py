@@ -53,7 +53,7 @@ def stress(
             shown=False,
         ),
     ] = "",
-    jobs: Annotated[int, o.option("--jobs -j N", "Processes that compute.", panel="How")] = 1,
+    jobs: Annotated[int, o.option("--jobs -j N", "Number of processes that compute.", panel="How")] = 1,
     out: Annotated[
         Path | None,
         o.option(

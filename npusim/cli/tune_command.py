@@ -34,7 +34,7 @@ Bits = Annotated[
     o.option("--bits WHICH", "any; same: the class of the first configuration; or a class in the table, such as A."),
 ]
 Top = Annotated[int, o.option("--top K", "Number of configurations in the table.", min=1)]
-Jobs = Annotated[int | None, o.option("--jobs -j N", "Processes.", shown="all CPUs", min=1)]
+Jobs = Annotated[int | None, o.option("--jobs -j N", "Number of processes.", shown="all CPUs", min=1)]
 Out = Annotated[Path | None, o.option("-o FILE", "Write the best configuration of each shape as JSON.")]
 
 

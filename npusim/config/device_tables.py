@@ -33,12 +33,12 @@ def _registers(architecture: str) -> dict[tuple[str, ...], tuple[int, int, int, 
 @cache
 def _of_recurrences(architecture: str) -> dict[tuple[str, ...], dict[int, tuple[int, int, int]]]:
     """Return the table of `recurrence_registers`: rows by stages and by the other columns that identify the kernel."""
-    found: dict[tuple[str, ...], dict[int, tuple[int, int, int]]] = {}
+    registers: dict[tuple[str, ...], dict[int, tuple[int, int, int]]] = {}
     for row in read_table(f"{architecture}_recurrences.csv"):
         key = tuple(row[column] for column in ("schedule", "phase", "dtype", "chunk", "key", "value", "warps"))
         values = (int(row[n]) for n in ("registers_per_thread", "spilled_registers", "shared_bytes"))
-        found.setdefault(key, {})[int(row["stages"])] = next(values), next(values), next(values)
-    return found
+        registers.setdefault(key, {})[int(row["stages"])] = next(values), next(values), next(values)
+    return registers
 
 
 def recurrence_registers(

@@ -154,8 +154,8 @@ def scanned(values: Sequence[Array], fmt: str | FloatFormat, text: str, order: s
         raise FormatError(
             f"a scan by a function in order {order!r}: the orders are sequential, and lanes without repeats"
         )
-    taken = result[how.take]
-    return np.ascontiguousarray((taken[..., ::-1] if how.is_reversed else taken)[..., :count])
+    selected = result[how.take]
+    return np.ascontiguousarray((selected[..., ::-1] if how.is_reversed else selected)[..., :count])
 
 
 def _filled(values: Sequence[Array], how: Combine, target: FloatFormat) -> Rows:

@@ -147,18 +147,18 @@ class FloatFormat:
         """float32 value of each code of a format of at most 8 bits; codes beyond ``bits`` repeat them."""
         codes = np.arange(256) % (1 << self.bits)
         if self.table is not None or self.is_integer:
-            found = np.array(self.table if self.table is not None else codes.astype(np.int8), np.float32)
+            result = np.array(self.table if self.table is not None else codes.astype(np.int8), np.float32)
         else:
             magnitude = codes % (1 << (self.bits - 1))
             field, fraction = magnitude >> self.mantissa_bits, magnitude % (1 << self.mantissa_bits)
             significand = np.where(field > 0, fraction + (1 << self.mantissa_bits), fraction)
-            found = np.ldexp(np.float32(significand), np.maximum(field, 1) - self.bias - self.mantissa_bits)
-            found[magnitude > self.max_code] = np.nan
+            result = np.ldexp(np.float32(significand), np.maximum(field, 1) - self.bias - self.mantissa_bits)
+            result[magnitude > self.max_code] = np.nan
             if self.has_infinity:
-                found[magnitude == self.max_code + 1] = np.inf
-            found = np.copysign(found, np.where(codes >> (self.bits - 1), -1.0, 1.0)).astype(np.float32)
-        found.setflags(write=False)
-        return found
+                result[magnitude == self.max_code + 1] = np.inf
+            result = np.copysign(result, np.where(codes >> (self.bits - 1), -1.0, 1.0)).astype(np.float32)
+        result.setflags(write=False)
+        return result
 
     @property
     def bits_dtype(self) -> np.dtype[Any]:

@@ -192,11 +192,11 @@ class FusedMultiplier(Multiplier):
         from npusim.formats import mma_kernels, mma_narrow
 
         unit = self.unit
-        kept, floor = unit.kept_fraction_bits, unit.min_alignment_exponent
+        stored_bits, floor = unit.kept_fraction_bits, unit.min_alignment_exponent
         plan = (
             unit.fraction_bits or 0,
             -300 if floor is None else floor,
-            -1 if kept is None else -(1 << (unit.acc.mantissa_bits - kept)),
+            -1 if stored_bits is None else -(1 << (unit.acc.mantissa_bits - stored_bits)),
             int(unit.acc.name == "float16"),
         )
         if left[0].dtype == right[0].dtype == np.float32 and mma_narrow.is_narrow(unit.block, plan[0]):

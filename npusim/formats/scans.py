@@ -134,8 +134,8 @@ def inverse(x: Any, fmt: str | FloatFormat, order: str = "rows", *, arithmetic: 
     *lead, rows, n = values.shape
     filled = np.pad(values, [(0, 0)] * len(lead) + [(0, -rows % n), (0, 0)])
     squares = filled.reshape(*lead, -1, n, n)
-    found = _substituted(squares, target) if order == "rows" else _by_blocks(squares, target, arithmetic)
-    return np.ascontiguousarray(found.reshape(*lead, -1, n)[..., :rows, :])
+    inverses = _substituted(squares, target) if order == "rows" else _by_blocks(squares, target, arithmetic)
+    return np.ascontiguousarray(inverses.reshape(*lead, -1, n)[..., :rows, :])
 
 
 def of_float32(unit: str) -> str:
@@ -193,8 +193,8 @@ def _of_block(values: Array, target: FloatFormat) -> Array:
     found = -np.tril(values, -1)
     for i in range(2, BLOCK):
         row, turned = found[..., i, :].copy(), np.ascontiguousarray(found.swapaxes(-1, -2))
-        taken = np.broadcast_to(row[..., None, :], found.shape)
-        late = mul(taken[..., HALF:], turned[..., HALF:], target)
-        both = fma(taken[..., :HALF], turned[..., :HALF], late, target)
+        repeated = np.broadcast_to(row[..., None, :], found.shape)
+        late = mul(repeated[..., HALF:], turned[..., HALF:], target)
+        both = fma(repeated[..., :HALF], turned[..., :HALF], late, target)
         found[..., i, :] = add(row, reduce_sum(both, target, "tree_halves"), target)
     return found + np.eye(BLOCK, dtype=found.dtype)

@@ -114,8 +114,8 @@ def child_program(child: Child, device: DeviceSpec, whole: Problem | None = None
     ``whole``: a problem that is computed instead of the child's, with the child's tile.
     """
     l2 = steady(None, device)
-    found = "repeated" if l2 and child.is_near else l2
-    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": found}
+    content = "repeated" if l2 and child.is_near else l2
+    fields: Any = {"tiling": dict(child.fields), "precision": child.precision or None, "l2": content}
     asked = Request(child.schedule, problem=child.problem, hw=device, numerics=False, **fields)
     plan, program = program_of(plan_of(asked))
     if whole is None:

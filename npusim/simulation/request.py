@@ -174,7 +174,7 @@ class Request:
         shown="prefill",
         needs="workload",
     )
-    batch: Count | None = _what("--batch N", "Sequences.", needs="workload")
+    batch: Count | None = _what("--batch N", "Number of sequences.", needs="workload")
     shape: str | None = _what(
         "--shape SIZES",
         "Sizes in one word: B4,N32/8,S1/8k,D128 (batch, query/KV heads, queries/keys, head size).",

@@ -283,9 +283,9 @@ def storage(phase: Phase, places: Mapping[str, Place], apart: Conflicts) -> dict
     for stage, r in rows:
         if r.opcode is Opcode.CAST or places[r.dst] != "work" or chosen[r.dst] != r.dst:
             continue
-        taken = ("work", "state") if stage in phase.finish else ("work",)
+        roles = ("work", "state") if stage in phase.finish else ("work",)
         same = (s for s in r.srcs if s in names and s != r.dst and _form(names[s]) == _form(names[r.dst]))
-        any(join(chosen[s], r.dst) for s in same if places[s] in taken)
+        any(join(chosen[s], r.dst) for s in same if places[s] in roles)
     return chosen
 
 

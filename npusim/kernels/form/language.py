@@ -535,8 +535,8 @@ def _rows(
     opcode: Opcode, axes: tuple[str, ...], fmt: str, srcs: tuple[Any, ...], how: Attributes = PLAIN, only: str = ""
 ) -> Value:
     """Record an operation of rows; a product's result is cast before rows process it."""
-    taken = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
-    return TRACE.get().record(opcode, Value(axes, fmt), taken, how, only)
+    operands = tuple(s.to(s.fmt) if isinstance(s, Value) and s.kind == "product" else s for s in srcs)
+    return TRACE.get().record(opcode, Value(axes, fmt), operands, how, only)
 
 
 def full(axes: str, start: float, fmt: str) -> Value:

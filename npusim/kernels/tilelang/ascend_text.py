@@ -585,19 +585,19 @@ class AscendReader:
         statement.
         """
         axes = tuple(zip(variables, self.sizes(over.bounds), strict=True))
-        found = list[Elementwise | BoundValue]()
+        result = list[Elementwise | BoundValue]()
 
         def follow(statements: Iterable[Statement], rule: Expression | None) -> None:
             for s in statements:
                 if isinstance(s, BoundValue):
-                    found.append(s)
+                    result.append(s)
                 elif isinstance(s, ParallelNest) and not s.axes:
-                    found.extend(replace(x, axes=axes, condition=rule) for x in s.body if isinstance(x, Elementwise))
+                    result.extend(replace(x, axes=axes, condition=rule) for x in s.body if isinstance(x, Elementwise))
                 elif isinstance(s, Conditional) and (x := chosen_element(s)) is not None:
-                    found.append(replace(x, axes=axes, condition=rule))
+                    result.append(replace(x, axes=axes, condition=rule))
                 elif isinstance(s, Conditional):
                     name = self.fresh("condition")
-                    found.append(BoundValue(name, s.condition, s.line))
+                    result.append(BoundValue(name, s.condition, s.line))
                     then: Expression = Variable(name)
                     for body, own in ((s.then, then), (s.otherwise, Applied("not", (then,)))):
                         follow(body, own if rule is None else Applied("and", (rule, own)))
@@ -608,7 +608,7 @@ class AscendReader:
                     )
 
         follow(made, None)
-        return ParallelNest(axes, tuple(found), self.line)
+        return ParallelNest(axes, tuple(result), self.line)
 
 
 def product_that_clears(s: Conditional) -> MatrixProduct | None:

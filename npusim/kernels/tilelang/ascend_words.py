@@ -576,8 +576,10 @@ class TileWords:
             )
 
         def element(axes: tuple[tuple[str, int], ...]) -> Expression:
-            kept = [a for i, a in zip([i for i, n in enumerate(shapes[0]) if n != 1], axes, strict=True) if i != at[0]]
-            return BufferElement(thin.buffer, indices_in(thin, tuple(kept)))
+            remaining = [
+                a for i, a in zip([i for i, n in enumerate(shapes[0]) if n != 1], axes, strict=True) if i != at[0]
+            ]
+            return BufferElement(thin.buffer, indices_in(thin, tuple(remaining)))
 
         words.assign(target, element)
 

@@ -286,9 +286,9 @@ class _HalfJoiner:
         self.buffers = dict[TileBuffer, TileBuffer]()
 
     def joined(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
-        found = -1
-        while found != len(self.halves):
-            found = len(self.halves)
+        known = -1
+        while known != len(self.halves):
+            known = len(self.halves)
             for s in walked(body):
                 self.follow(s)
         for b, axis in self.halves.items():

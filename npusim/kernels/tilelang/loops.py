@@ -331,21 +331,21 @@ def tasks_of(body: Sequence[Statement], core: str, cores: int, variable: str) ->
         return None
     before, loop, after = body[: at[0]], body[at[0]], body[at[0] + 1 :]
     assert isinstance(loop, SerialLoop)
-    found = _Numbers(core, cores, loop)
-    if after or found.task is None or core in variables_of(expressions_in(before)):
+    numbers = _Numbers(core, cores, loop)
+    if after or numbers.task is None or core in variables_of(expressions_in(before)):
         return None
     inner, condition = loop.body, None
     only = inner[0] if len(inner) == 1 else None
     if isinstance(only, Conditional) and not only.otherwise:
         inner, condition = only.then, only.condition
-    count = found.count(condition)
+    count = numbers.count(condition)
     if count is None:
         return None
     carried = Exposed(inner).reads & set(written_buffers(inner))
     if carried:
         name = min(b.name for b in carried)
         raise refused(loop.line, f"in a loop over a core's tasks, {name} still has values of the previous task")
-    result = changed(inner, lambda e: found.with_task(e, Variable(variable)))
+    result = changed(inner, lambda e: numbers.with_task(e, Variable(variable)))
     if {core, loop.variable} & variables_of(expressions_in(result)):
         return None
     return Tasks((*before, *result), variable, count)

@@ -266,13 +266,13 @@ class _Pipeline:
         later, each with the numbers of these statements.
         """
         wanted = {_form(s, self.loop.variable, shift): n for n, s in enumerate(self.loop.body)}
-        found: Loops = []
+        result: Loops = []
         for s in statements:
             if isinstance(s, SerialLoop) and (s.low, s.high) == (_ZERO, Literal(lag)):
                 numbers = [wanted.get(_form(x, s.variable, 0)) for x in s.body]
                 known = [n for n in numbers if n is not None]
-                found += [(s, known)] if len(known) == len(numbers) else []
-        return found
+                result += [(s, known)] if len(known) == len(numbers) else []
+        return result
 
     def passed(self, statements: Body, loops: Sequence[SerialLoop]) -> Body | None:
         """Return the other statements, in order from the outside; None if a statement accesses elements that a loop

@@ -538,8 +538,8 @@ class _PrimFuncReader:
         indices, value_of = target.indices, read
         if width > 1:
             name = axes[-1][0] if axes else ""
-            taken = [_without_factor(e, name, width) for e in (*indices[-1:], read)]
-            first, second = taken
+            divided = [_without_factor(e, name, width) for e in (*indices[-1:], read)]
+            first, second = divided
             if condition is not None or first is None or second is None or name in variables_of(indices[:-1]):
                 raise self.refuse(f"an atomic addition of {width} neighbours needs {width} * {name} as its last index")
             indices, value_of = (*indices[:-1], first), second

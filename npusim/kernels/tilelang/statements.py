@@ -488,19 +488,19 @@ class Exposed:
 
 def written_buffers(statements: Iterable[Statement]) -> list[TileBuffer]:
     """Return the tiles and tensors that statements may write, in their order, each once."""
-    found = list[TileBuffer]()
+    written = list[TileBuffer]()
     for s in statements:
         if isinstance(s, ParallelNest):
-            found += [x.buffer for x in s.body if isinstance(x, Elementwise)]
+            written += [x.buffer for x in s.body if isinstance(x, Elementwise)]
         elif isinstance(s, MatrixProduct):
-            found.append(s.c.buffer)
+            written.append(s.c.buffer)
         elif isinstance(s, TileReduction):
-            found.append(s.target.buffer)
+            written.append(s.target.buffer)
         elif isinstance(s, SerialLoop):
-            found += written_buffers(s.body)
+            written += written_buffers(s.body)
         elif isinstance(s, Conditional):
-            found += written_buffers((*s.then, *s.otherwise))
-    return list(dict.fromkeys(found))
+            written += written_buffers((*s.then, *s.otherwise))
+    return list(dict.fromkeys(written))
 
 
 def written_tiles(statements: Iterable[Statement]) -> list[TileBuffer]:

@@ -49,8 +49,8 @@ def with_parts_apart(body: Sequence[Statement]) -> Body:
     result, tried = tuple(body), set[tuple[TileBuffer, int]]()
     while True:
         every = (b for s in walked(result) for b in _buffers_of(s))
-        found = ((b, d) for b in dict.fromkeys(every) if not b.is_global for d in b.dims if (b, d) not in tried)
-        if (one := next(found, None)) is None:
+        untried = ((b, d) for b in dict.fromkeys(every) if not b.is_global for d in b.dims if (b, d) not in tried)
+        if (one := next(untried, None)) is None:
             return result
         tried.add(one)
         try:

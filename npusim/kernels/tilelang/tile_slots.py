@@ -110,11 +110,11 @@ def without_slots(body: Sequence[Statement], others: Set[TileBuffer] = frozenset
     """Return statements with tiles in place of slots of tiles; ``others``: tiles that statements elsewhere access."""
     result, known = _with_branches(body, others), set[tuple[TileBuffer, int]]()
     while True:
-        found = next((c for c in _candidates(result) if c not in known and c[0] not in others), None)
-        if found is None:
+        candidate = next((c for c in _candidates(result) if c not in known and c[0] not in others), None)
+        if candidate is None:
             return result
-        known.add(found)
-        ring = _Ring(result, *found)
+        known.add(candidate)
+        ring = _Ring(result, *candidate)
         result = ring.removed() or result
 
 
@@ -318,8 +318,8 @@ class _Ring:
         axes = tuple((f"#{i}", n) for i, n in enumerate(n for n in self.tile.shape if n != 1))
         names = iter(axes)
         indices = tuple(Variable(next(names)[0]) if n != 1 else Literal(0) for n in self.tile.shape)
-        kept = Elementwise(axes, older, indices, BufferElement(self.tile, indices), None, loop.line)
-        last = ParallelNest(axes, (kept,), loop.line)
+        copied = Elementwise(axes, older, indices, BufferElement(self.tile, indices), None, loop.line)
+        last = ParallelNest(axes, (copied,), loop.line)
 
         def ended(statements: Iterable[Statement]) -> Body:
             return tuple(

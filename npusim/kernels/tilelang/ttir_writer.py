@@ -515,17 +515,17 @@ class _Writer:
         """Return the number of the parallel loop along each axis of a tile, or the part of the axis that is
         accessed.
         """
-        names, found = [name for name, _ in self.axes], list[int]()
+        names, numbers = [name for name, _ in self.axes], list[int]()
         for d in e.buffer.dims:
             index = e.indices[d]
             if not isinstance(index, Variable) or index.name not in names:
                 return f"its index {d} is not the variable of a parallel loop"
-            found.append(names.index(index.name))
-            length, limit = self.axes[found[-1]][1], self.limits[index.name]
+            numbers.append(names.index(index.name))
+            length, limit = self.axes[numbers[-1]][1], self.limits[index.name]
             have = self.shape_of(e.buffer)[e.buffer.dims.index(d)]
             if length != have and (limit != e.buffer.shape[d] or is_read):
                 return f"{limit} of the {e.buffer.shape[d]} elements of axis {d}"
-        return found if len(set(found)) == len(found) else "its diagonal"
+        return numbers if len(set(numbers)) == len(numbers) else "its diagonal"
 
     def element(self, e: BufferElement) -> TileValue:
         """Return elements of a tile; if the part is a copy of a tensor, return the elements of that tensor."""

@@ -293,7 +293,7 @@ class _Order:
                 f"{buffer.name} is in registers, which warp groups do not share, but {self.owners[buffer]} and "
                 f"{self.group} access it",
             )
-        kept = list[_Part]()
+        remaining = list[_Part]()
         for other in self.accesses[buffer]:
             is_ordered = clock.get(other.agent, 0) >= other.time
             if not is_ordered and (part.is_write or other.is_write) and part.meets(other):
@@ -305,8 +305,8 @@ class _Order:
                 )
             is_same = other.start == part.start and other.extent == part.extent
             is_over = is_ordered and is_same and (part.is_write or (not other.is_write and other.agent == part.agent))
-            kept += [] if is_over else [other]
-        self.accesses[buffer] = [*kept, part]
+            remaining += [] if is_over else [other]
+        self.accesses[buffer] = [*remaining, part]
 
 
 def _placed(start: Sequence[Expression], known: Mapping[str, int]) -> tuple[Expression, ...]:

@@ -91,13 +91,13 @@ def _cut_to(block: WorkTile, count: int) -> WorkTile:
 
 @lru_cache(maxsize=1024)  # the blocks of several heads have the same runs, a few of these at a time
 def _last(runs: tuple[TileRun, ...], count: int) -> tuple[TileRun, ...]:
-    kept: list[TileRun] = []
+    parts: list[TileRun] = []
     for run in reversed(runs):
-        taken = min(run.count, count)
-        left = run.count - taken
-        kept += [TileRun(run.col + left * run.step, run.cols, taken, run.step, run.only)] if taken else []
-        count -= taken
-    return tuple(reversed(kept))
+        length = min(run.count, count)
+        left = run.count - length
+        parts += [TileRun(run.col + left * run.step, run.cols, length, run.step, run.only)] if length else []
+        count -= length
+    return tuple(reversed(parts))
 
 
 def _by_itself(block: WorkTile) -> WorkTile:

@@ -182,22 +182,22 @@ class Buffers:
         fmt: str,
         slot_bytes: int,
     ) -> TextBuffer:
-        found = self._of.get(key)
-        if found is None:
+        buffer = self._of.get(key)
+        if buffer is None:
             ending = "" if memory == "GM" or identifier(title).endswith(memory.lower()) else f" {memory}"
             name = self.names.of(("buffer", key), title + ending)
-            found = self._of[key] = TextBuffer(name, memory, address, slots, rows, cols, format_of(fmt))
+            buffer = self._of[key] = TextBuffer(name, memory, address, slots, rows, cols, format_of(fmt))
             if slots > 1 and memory != "GM":
                 row_bytes = stored_format(fmt).row_bytes(cols)
-                found.pitch, rest = divmod(slot_bytes, row_bytes)
+                buffer.pitch, rest = divmod(slot_bytes, row_bytes)
                 if rest:
                     raise ProgramError(
                         f"{title}: slots of {slot_bytes:,} bytes are not a whole number of rows of {row_bytes:,} bytes"
                     )
-                found.rows = found.pitch
-        elif not found.pitch:
-            found.rows = max(found.rows, rows)
-        return found
+                buffer.rows = buffer.pitch
+        elif not buffer.pitch:
+            buffer.rows = max(buffer.rows, rows)
+        return buffer
 
     @staticmethod
     def place(tile: RingTile) -> tuple[int, int]:

@@ -143,9 +143,9 @@ def _halving_doubling(ranks: int) -> Parts:
             partner = rank ^ distance
             # The shards that a rank still has: those whose numbers have the bits of the rank's number in the positions
             # that were halved.
-            kept = tuple(s for s in every if s // distance == partner // distance)
+            halved = tuple(s for s in every if s // distance == partner // distance)
             doubled = tuple(s for s in every if s // distance == rank // distance)
-            halves.append(Transfer(rank, partner, kept, True))
+            halves.append(Transfer(rank, partner, halved, True))
             doubles.append(Transfer(rank, partner, doubled, False))
         scatter.append(tuple(halves))
         gather.insert(0, tuple(doubles))

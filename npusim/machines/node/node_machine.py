@@ -149,9 +149,9 @@ class Device:
             wanted, core_count = plan.driver.engine_count.value, self.spec.core_count(plan.driver.core)
             while True:
                 is_behind = self._pending_blocks and (self._busy_cores or not is_first)
-                taken = 0 if is_behind else min(wanted, self._free_cores(core_count))
-                self._held_cores += taken
-                wanted -= taken
+                granted = 0 if is_behind else min(wanted, self._free_cores(core_count))
+                self._held_cores += granted
+                wanted -= granted
                 if not wanted:
                     break
                 yield self._cores_left

@@ -395,10 +395,10 @@ def _resident(
 def _visited_bytes(phase: Phase, blocks: Sequence[WorkTile]) -> int:
     """Return the bytes that some blocks visit tile by tile; each head counts once."""
     visited = (t for n, t in phase.tensors.items() if n in phase.names and phase.loop_axis in phase.names[n].axes)
-    found = [t for t in visited if isinstance(t, GlobalTensor)]
-    most = max((t.heads for t in found), default=1)
-    seen = [{(b.batch, b.head * t.heads // most) for b in blocks} for t in found]
-    return sum(t.size_bytes // (t.batch * t.heads) * len(heads) for t, heads in zip(found, seen, strict=True))
+    tensors = [t for t in visited if isinstance(t, GlobalTensor)]
+    most = max((t.heads for t in tensors), default=1)
+    seen = [{(b.batch, b.head * t.heads // most) for b in blocks} for t in tensors]
+    return sum(t.size_bytes // (t.batch * t.heads) * len(heads) for t, heads in zip(tensors, seen, strict=True))
 
 
 def layout_of(tile: BlockTile, engine: GroupMatrixEngine, decided: GpuDecisions) -> GpuDecisions:

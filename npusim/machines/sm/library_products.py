@@ -66,9 +66,9 @@ def library_tile(
         # No choice is faster than memory; if blocks leave cores idle, they are assumed to use less of the memory's
         # bandwidth. If several choices are as fast as memory, nothing is split.
         reached = sqrt(min(1.0, blocks / cores))
-        taken = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
+        cycles = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
         is_cut = rows < m and columns < n
-        return taken, -rows * columns, rows + columns, is_cut, (rows > columns) != (m > n)
+        return cycles, -rows * columns, rows + columns, is_cut, (rows > columns) != (m > n)
 
     every = dict.fromkeys(tile for pair in product(SIDES, OTHER_SIDES) for tile in (pair, pair[::-1]))
     least = min(OTHER_SIDES)

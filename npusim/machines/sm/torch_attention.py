@@ -16,5 +16,5 @@ if TYPE_CHECKING:
 
 def torch_attention(problem: Problem, device: DeviceSpec) -> str:
     """Return the attention of a prefill as a schedule with its fields."""
-    taken = (n for n, k in kernels(GpuKernel, "flash").items() if k.is_torchs(problem) and not k.needs(device))
-    return f"flash:kernel={name}" if (name := next(taken, "")) else "flash"
+    selected = (n for n, k in kernels(GpuKernel, "flash").items() if k.is_torchs(problem) and not k.needs(device))
+    return f"flash:kernel={name}" if (name := next(selected, "")) else "flash"

@@ -289,19 +289,20 @@ def changed_attributes(
     A program is absent if it differs in more than attributes, or if attributes that are equal in the program differ in
     it.
     """
-    found: dict[str, dict[Attributes, Attributes]] = {
+    changes_of: dict[str, dict[Attributes, Attributes]] = {
         name: {}
         for name, other in others.items()
         if program.used_bytes == other.used_bytes and len(program.phases) == len(other.phases)
     }
     for number, phase in enumerate(program.phases):
-        for block in {phase.shape(b): b for b in _apart(phase, blocks[phase.name])}.values() if found else ():
+        for block in {phase.shape(b): b for b in _apart(phase, blocks[phase.name])}.values() if changes_of else ():
             mine = [(step, isinstance(step, Step) and _does(step)) for step in steps_of(phase.body(block))]
-            for name in [*found]:
-                if not _differ_in_attributes(mine, steps_of(others[name].phases[number].body(block)), found[name]):
-                    del found[name]
+            for name in [*changes_of]:
+                if not _differ_in_attributes(mine, steps_of(others[name].phases[number].body(block)), changes_of[name]):
+                    del changes_of[name]
     return {
-        name: {before: after for before, after in changes.items() if before != after} for name, changes in found.items()
+        name: {before: after for before, after in changes.items() if before != after}
+        for name, changes in changes_of.items()
     }
 
 

@@ -187,8 +187,8 @@ def _bits(sources: Sequence[Array], _before: Array, fmt: str, attributes: Attrib
 
 
 def _select(sources: Sequence[Array], _before: Array, _fmt: str, _attributes: Attributes) -> Array:
-    mask, kept, other = sources
-    return np.where(mask != 0, kept, other)
+    mask, chosen, other = sources
+    return np.where(mask != 0, chosen, other)
 
 
 SEMANTICS: Mapping[Opcode, Semantics] = MappingProxyType(

@@ -152,8 +152,8 @@ class Run:
         ``until``: only operations that end by that cycle.
         """
         queues, operations = self.streams.program.queues, self.code.operations
-        kept, spans = self.state.span[: self.state.size[SPANS]], []
-        for e, op, start, end in (kept if until is None else kept[kept["end"] <= until]).tolist():
+        recorded, spans = self.state.span[: self.state.size[SPANS]], []
+        for e, op, start, end in (recorded if until is None else recorded[recorded["end"] <= until]).tolist():
             member, queue = divmod(e, len(queues))
             for group in self.classes.groups[member]:
                 if group in self.trace_groups:

@@ -60,9 +60,9 @@ def summarise(
     idle: dict[str, int] = {}
     names = [queue.name for queue in streams.program.queues]
     for op, count in counts.items():
-        takes = [(streams.pipes[pipe], taken) for pipe, taken in op.pipes]
-        for unit, taken in takes or [(names[op.queue], op.occupancy)]:
-            work[unit] = work.get(unit, 0) + taken * count
+        takes = [(streams.pipes[pipe], spent) for pipe, spent in op.pipes]
+        for unit, spent in takes or [(names[op.queue], op.occupancy)]:
+            work[unit] = work.get(unit, 0) + spent * count
         for key, part in op.terms:
             terms[key] = terms.get(key, 0.0) + part * count
         for link, size in op.idle_bytes:
@@ -170,12 +170,12 @@ def _add_phase(streams: Streams, phase: ProgramPhase, group: int, done: Done) ->
     busy = set()
     for op, count in ran.items():
         busy.add(op.queue)
-        pipes = ((streams.pipes[pipe], taken) for pipe, taken in op.pipes)
+        pipes = ((streams.pipes[pipe], spent) for pipe, spent in op.pipes)
         alone = op.occupancy + (op.share.cycles if op.share else 0)
-        for unit, taken in ((names[op.queue], alone), *pipes):
+        for unit, spent in ((names[op.queue], alone), *pipes):
             row = done.setdefault((unit, prefix + op.label), [0, 0])
             row[0] += count
-            row[1] += count * taken
+            row[1] += count * spent
     return busy
 
 

@@ -50,12 +50,12 @@ class JudgedOutput:
 
 def inputs_of(subject: Subject, *, by_parameter: bool) -> dict[str, tuple[Shape, str]]:
     """Return shape and format of the inputs by name; ``by_parameter``: the arguments of a recorded call."""
-    found = dict[str, tuple[Shape, str]]()
+    described = dict[str, tuple[Shape, str]]()
     for t in subject.plain.values():
         is_argument = by_parameter and t.view is not None
         name = t.view.parameter if is_argument and t.view is not None else t.name
-        found[name] = _shape_of(t) if is_argument else t.stored_shape, t.fmt
-    return found
+        described[name] = _shape_of(t) if is_argument else t.stored_shape, t.fmt
+    return described
 
 
 def outputs_of(program: TileProgram, subject: Subject, *, by_parameter: bool) -> list[JudgedOutput]:

@@ -256,22 +256,22 @@ class Batch:
         """Return the evaluations in order; candidates run in ``jobs`` processes, and are judged one after another."""
         known = self._stored()
         nursery().warm(map(str, self.places.values()), WARMED)
-        found: dict[int, Findings] = {}
+        findings: dict[int, Findings] = {}
         with ThreadPoolExecutor(max(1, min(jobs, len(self.requests), os.cpu_count() or 1))) as workers:
             keys = [self._key(i) for i in range(len(self.requests))]
             tasks = {workers.submit(self._examined, i, known.get(keys[i])): i for i in range(len(keys))}
             for task in as_completed(tasks):
                 number = tasks[task]
-                found[number] = task.result()
+                findings[number] = task.result()
                 if keys[number] not in known:
-                    self._append(keys[number], found[number])
+                    self._append(keys[number], findings[number])
                 if on_done:
                     try:
-                        on_done(dict(zip(sorted(found), compared(found, self.devices), strict=True))[number])
+                        on_done(dict(zip(sorted(findings), compared(findings, self.devices), strict=True))[number])
                     except BaseException:  # the caller has stopped: candidates that have not begun are not run
                         workers.shutdown(wait=False, cancel_futures=True)
                         raise
-        return tuple(compared(found, self.devices))
+        return tuple(compared(findings, self.devices))
 
     def _examined(self, number: int, known: Findings | None) -> Findings:
         return known or replace(self.examined(number), kernel=self.names[number])

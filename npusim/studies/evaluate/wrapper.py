@@ -149,11 +149,11 @@ def _arguments(launch: Launch, problem: AnyProblem) -> dict[str, Any]:
         raise SpecError(
             f"problem: {launch.source.name} has no size {unused[0]!r}; the sizes in its call: {', '.join(sorted(used))}"
         )
-    found = {n: evaluated(launch, n, names) for n in launch.arguments}
-    for n, x in found.items():
+    values = {n: evaluated(launch, n, names) for n in launch.arguments}
+    for n, x in values.items():
         if not isinstance(x, Tensor | int | float | str | None):
             raise SpecError(f"{launch.source.name}: {n}: must be a tensor or a number, got {x!r}")
-    return {n: replace(x, name=x.name or n) if isinstance(x, Tensor) else x for n, x in found.items()}
+    return {n: replace(x, name=x.name or n) if isinstance(x, Tensor) else x for n, x in values.items()}
 
 
 def _given(tensors: object) -> Mapping[str, Any]:

@@ -240,7 +240,7 @@ def _race(first: tuple[int, Issued, Box, bool], second: tuple[int, Issued, Box, 
 
 
 def _first_of_each(faults: Sequence[Fault]) -> list[Fault]:
-    found = dict[object, Fault]()
+    first = dict[object, Fault]()
     for fault in faults:
-        found.setdefault(fault.key, fault)
-    return list(found.values())
+        first.setdefault(fault.key, fault)
+    return list(first.values())
