@@ -200,7 +200,9 @@ class SmPricing(Transfers):
         if spec is None or not program.has_own_rows or program.is_in_step or not self.is_placed:
             return 0.0
         (phase,) = program.phases[:1]
-        decided = next((op.work.decided for op in _operations(phase) if isinstance(op.work, GroupWork)), None)
+        decided = next(
+            (op.work.decided for op in _operations(phase.body(phase.blocks[0])) if isinstance(op.work, GroupWork)), None
+        )
         used = sum(self._cycles_of_all)
         if decided is None or not used:
             return 0.0
@@ -213,7 +215,7 @@ class SmPricing(Transfers):
             exponent = spec.blocks_exponent_factor.value
             alone += self._store_cycles + sum(c.times * self._groups.constant(c.key).value for c in ends)
         ratio = min(1.0, alone / (used * ahead))
-        return float((1 + ratio**exponent) ** (1 / exponent) - 1) * max(0.0, 1 - 1 / max(1.0, rounds))
+        return float(((1 + ratio**exponent) ** (1 / exponent) - 1) * max(0.0, 1 - 1 / max(1.0, rounds)))
 
     @cached_property
     def _store_cycles(self) -> int:
@@ -250,17 +252,6 @@ class SmPricing(Transfers):
         share = min(1.0, readers / l2.same_data_cores_count.value)
         factor = 1 - share + share / l2.same_data_factor.value
         return tuple((link, ceil(n * factor) if link == "l2" else n) for link, n in sizes)
-
-
-def _operations(phase: ProgramPhase) -> Iterator[TileOp]:
-    """Yield the operations of a phase's first block; of a loop, those of its first iteration."""
-    items = list(phase.body(phase.blocks[0]))
-    while items:
-        item = items.pop(0)
-        if isinstance(item, TileOp):
-            yield item
-        else:
-            items[:0] = item.body(item.indices[0])
 
 
 def cold_reads(program: TileProgram, in_step: int) -> dict[str, float]:
