@@ -67,7 +67,7 @@ class PartsSpec(SpecModel):
 
 
 class RoundsSpec(SpecModel):
-    """Rounds of blocks that have rows of their own: each block loads a row, computes, stores it, and goes on.
+    """Rounds of blocks without a loop, each of which loads a row, computes, stores it, and is replaced by another one.
 
     The time of a round is a norm of two times: of the round if no other block uses memory, and of memory for the bytes
     of all blocks.  The larger the norm's exponent, the less the smaller of the two adds.
@@ -76,8 +76,7 @@ class RoundsSpec(SpecModel):
     round_trip_cycles: WholeQuantity = Field(
         description="time from one read of memory to the next if a loop waits for each and no other core reads"
     )
-    loops_exponent_factor: Positive = Field(description="exponent if blocks are loops over rows, which remain in step")
-    blocks_exponent_factor: Positive = Field(description="exponent if other blocks replace those that end")
+    exponent_factor: Positive = Field(description="exponent of the norm")
 
 
 class GlobalMemorySpec(SpecModel):

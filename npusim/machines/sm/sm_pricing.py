@@ -194,28 +194,25 @@ class SmPricing(Transfers):
         """Time that memory loses because few bytes are in flight, relative to its time for the bytes; see `RoundsSpec`.
 
         In the first round nothing is lost, because nothing is late.  If memory is used for less time than a round takes
-        by itself, the simulated times of loads and warps decide.
+        by itself, the simulated times of loads and warps decide; the same holds for programs that go on with further
+        rows, which remain in step.
         """
         program, spec = self._program, self.device.memory.gm.rounds
         if spec is None or not program.has_own_rows or program.is_in_step or not self.is_placed:
             return 0.0
         (phase,) = program.phases[:1]
-        decided = next(
-            (op.work.decided for op in _operations(phase.body(phase.blocks[0])) if isinstance(op.work, GroupWork)), None
-        )
-        used = sum(self._cycles_of_all)
-        if decided is None or not used:
+        works = (op.work for op in _operations(phase.body(phase.blocks[0])))
+        decided = next((work.decided for work in works if isinstance(work, GroupWork)), None)
+        used, ends = sum(self._cycles_of_all), decided.due("begin", "end") if decided else ()
+        if decided is None or decided.code is None or not ends or not used:
             return 0.0
-        ahead = max(1, decided.loaded_tiles)
-        rounds = len(phase.blocks) / (phase.place_count * self.device.group_count.value)
-        rounds *= max(1, phase.blocks[0].tile_count) / ahead
-        alone = spec.round_trip_cycles.value + (decided.code.alone_cycles if decided.code else 0.0)
-        exponent = spec.loops_exponent_factor.value
-        if ends := decided.due("begin", "end"):  # a block ends when its last store has arrived
-            exponent = spec.blocks_exponent_factor.value
-            alone += self._store_cycles + sum(c.times * self._groups.constant(c.key).value for c in ends)
-        ratio = min(1.0, alone / (used * ahead))
-        return float(((1 + ratio**exponent) ** (1 / exponent) - 1) * max(0.0, 1 - 1 / max(1.0, rounds)))
+        # a block ends when its last store has arrived
+        alone = spec.round_trip_cycles.value + decided.code.alone_cycles + self._store_cycles
+        alone += sum(c.times * self._groups.constant(c.key).value for c in ends)
+        rounds: float = len(phase.blocks) / (phase.place_count * self.device.group_count.value)
+        exponent, ratio = float(spec.exponent_factor.value), min(1.0, alone / used)
+        lost: float = (1 + ratio**exponent) ** (1 / exponent) - 1
+        return lost * max(0.0, 1 - 1 / max(1.0, rounds))
 
     @cached_property
     def _store_cycles(self) -> int:
