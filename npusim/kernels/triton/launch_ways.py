@@ -448,15 +448,21 @@ def _by_lanes(axes: int) -> list[Way]:
 
 def _on_lanes(tries: _Tries) -> list[LaunchGrid]:
     """Read a kernel on blocks of one or two axes whose lanes are those of other blocks."""
+    fault: ProgramError | None = None
     for function in with_lanes_pulled(tries.function):
-        with suppress(ProgramError):
+        try:
             made = _first_read(OF_PARTS, tries.of(function, tries.arguments))
-            why = (
-                "npusim reads blocks of three axes, or blocks that are reshaped, joined, split or transposed, lane by "
-                "lane as blocks of one or two axes; the time is that of these, with a load for each order of lanes"
-            )
-            made[0].reader.notes.append(f"{function.name}: {why}")
-            return made
+        except ProgramError as error:
+            fault = error
+            continue
+        why = (
+            "npusim reads blocks of three axes, or blocks that are reshaped, joined, split or transposed, lane by "
+            "lane as blocks of one or two axes; the time is that of these, with a load for each order of lanes"
+        )
+        made[0].reader.notes.append(f"{function.name}: {why}")
+        return made
+    if fault is not None:
+        raise fault
     return []
 
 

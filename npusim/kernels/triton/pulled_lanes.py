@@ -182,7 +182,7 @@ class _Lanes:
             return f"{self.carried[name].type}"
         if op is None:
             return self.function.parameters.get(name, "i32")
-        types = TYPES.findall(op.type) or [op.type]
+        types: list[str] = TYPES.findall(op.type) or [op.type]
         if op.name in ("arith.cmpi", "arith.cmpf"):
             return re.sub(r"x(\w+|!tt\.ptr<\w+>)>$", "xi1>", types[-1]) if types[-1].startswith("tensor") else "i1"
         if op.name == "tt.load":
