@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
+from npusim.kernels.triton.addresses import is_further
 from npusim.kernels.triton.kernel_draft import Choices, LaneReading, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
@@ -489,4 +490,7 @@ def launched(
     A kernel whose results have different shapes is read as one kernel for each result, and a kernel whose programs
     compute different things as one for each kind of program.  Raises `ProgramError` if no way can read the kernel.
     """
+    if any(n not in arguments and is_further(n) for n in function.parameters):
+        why = "pointers from addresses, and pointers to a second type of elements, are read in recorded calls only"
+        raise ProgramError(f"{function.operations[0].line}: {function.name}: {why}; record the call")
     return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices))
