@@ -228,3 +228,12 @@ def test_rows_of_any_format_are_moved_as_bytes(hw: str) -> None:
     )
     made = stored(npusim.run(call, hw=hw, rows="all"), {n: x.data for n, x in call.tensors.items()})["cache__as_i8"]
     assert np.array_equal(made[slots].astype(np.uint8), bytes_of(keys[:, :64]))
+
+
+def test_a_launch_by_hand_has_no_further_arguments() -> None:
+    """The tensors of a launch that is written by hand have no addresses, and one format."""
+    from ttir import address_kernels
+
+    launch = f"{address_kernels.__file__}::viewed[4](tensor(N).to('float32'), ROW=64)"
+    with pytest.raises(NpusimError, match="pointers to a second type of elements, are read in recorded calls only"):
+        npusim.run(launch, problem={"N": 256}, hw="h200")

@@ -97,6 +97,11 @@ def root_of(argument: str) -> str:
     return argument.partition("__as_")[0]
 
 
+def is_further(argument: str) -> bool:
+    """Return whether an argument is one that a recorded call has in addition to those of the program."""
+    return root_of(argument) != argument or argument.endswith(as_addressed(""))
+
+
 def with_reinterpreted(
     operations: Sequence[Op], parameters: Mapping[str, str], sizes: Mapping[str, int]
 ) -> tuple[list[Op], dict[str, str]]:
