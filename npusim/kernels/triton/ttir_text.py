@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.triton.called_functions import Called, with_calls_inlined
-from npusim.kernels.triton.counted_loops import with_counted_loops
+from npusim.kernels.triton.loop_forms import with_counted_loops, with_mask_states
 from npusim.kernels.triton.number_classes import with_classes_compared
 from npusim.kernels.triton.releases import as_first
 
@@ -129,7 +129,9 @@ def read(text: str) -> Function:
     _place_at(where(next(line for line in text.splitlines() if "tt.func public" in line)), operations)
     if "tt.call" in bare:
         operations = with_calls_inlined(operations, _called(text, where))
-    return Function(head[1], {n: t.strip() for n, t in parameters.items()}, with_counted_loops(operations))
+    return Function(
+        head[1], {n: t.strip() for n, t in parameters.items()}, with_mask_states(with_counted_loops(operations))
+    )
 
 
 def _called(text: str, where: Locations) -> dict[str, Called]:
