@@ -664,9 +664,9 @@ def test_a_device_and_a_node_run_on_one_path() -> None:
     """`run_plan` builds every result; what differs is in two classes that have the methods of one protocol alone."""
     built, methods = set[str](), dict[str, set[str]]()
     for path in SOURCES:
-        calls, classes = (nodes_of_kind(tree_of(path), kind) for kind in (ast.Call, ast.ClassDef))
+        calls = nodes_of_kind(tree_of(path), ast.Call)
         built |= {f"{name_of(path)}:{call.lineno}" for call in calls if _callee(call) == "RunData"}
-        for node in classes:
+        for node in nodes_of_kind(tree_of(path), ast.ClassDef):
             if node.name in ("RunParts", "DeviceParts", "NodeParts"):
                 public = {f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")}
                 methods[node.name] = public

@@ -317,7 +317,7 @@ def test_kernels_are_compiled_without_licence_to_reorder() -> None:
             continue
         tree = tree_of(path)
         imports = {n.name for node in nodes_of_kind(tree, ast.Import) for n in node.names}
-        imports |= {node.module for node in nodes_of_kind(tree, ast.ImportFrom)}
+        imports |= {node.module or "" for node in nodes_of_kind(tree, ast.ImportFrom)}
         of_numba = {name for name in imports if name and name.split(".")[0] in ("numba", "llvmlite")}
         assert not of_numba or path.name in ("jit.py", "numba_internals.py", "kernel_parts.py", "shipped.py"), path
         assert of_numba <= {"numba", "numba.extending", "llvmlite.binding"} or path.name == "numba_internals.py", path
