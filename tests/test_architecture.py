@@ -491,6 +491,18 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
     assert len(mutable_values(ast.parse(source))) == count
 
 
+# ---------------------------------------------------------------- searches
+
+
+def test_nodes_comments_and_docstrings_are_those_of_python() -> None:
+    source = 'a = "# no"  # one\nb = r"""two \\"""", f"""{a}""", b"""c""", \'"""\'  # "three"\nc = """f\'#"""\n'
+    found = [piece for _, piece in docstrings_and_comments(source)]
+    assert found == ["# one", '"""two \\""""', '# "three"', '"""f\'#"""']
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    assert list(nodes_in(tree)) == list(ast.walk(tree))
+    assert nodes_of_kind(tree, ast.Call) == [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 # ---------------------------------------------------------------- sizes
 
 
