@@ -208,8 +208,6 @@ class LaunchGrid:
                 self._place(load)
         if self.stored.is_walked:
             self._place(self.stored)
-        for axis, size in self._axes_of_masks():
-            self.sizes.setdefault(self.names[axis], size)
         self._check_walk()
         for other in reader.stored[1:]:
             self._check_second(other)
@@ -219,6 +217,7 @@ class LaunchGrid:
 
     def _check_walk(self) -> None:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum over a part."""
+        self.sizes = {self.names[axis]: size for axis, size in self._axes_of_masks()} | self.sizes
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = (
                 "a result is the sum of the loop's tiles, element by element, which is not supported; sum each "
