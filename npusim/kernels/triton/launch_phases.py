@@ -363,7 +363,7 @@ class LaunchGrid:
             axes = known.value.axes
             for axis, size in zip(axes, known.elements.shape[-len(axes) :], strict=True) if axes else ():
                 if axis is not None:
-                    yield self.reader.root(axis), size
+                    yield self.reader.root(axis) or axis, int(size)
 
     def called(self, axes: tuple[str | None, ...]) -> str:
         """Return the names of axes, none for axes of size 1."""
