@@ -192,10 +192,8 @@ class CatchUpSpec(SpecModel):
     compute.
     """
 
-    idle_cycles: WholeQuantity = Field(description="longest idle time that the link recovers later")
-    rate_factor: PositiveWhole = Field(
-        description=("additional rate, as a share of the rate, while the link recovers idle time")
-    )
+    idle_cycles: WholeQuantity = Field(description="longest idle time for which the link makes up later")
+    rate_factor: PositiveWhole = Field(description=("factor of the rate while the link makes up for idle time"))
 
 
 class LinkSpec(SpecModel):

@@ -80,10 +80,10 @@ def explain(error: ValidationError, data: object = None, model: type | None = No
     fields: Mapping[str, FieldInfo] = getattr(model, "model_fields", {})
     descriptions = None if model is None or "links" in fields else _descriptions(fields)
     for details in error.errors(include_url=False):
-        # A default that is computed from a faulty field: the field itself is reported.
+        # A default that is computed from a faulty field is not reported: the field itself is.
         if details["type"] == "default_factory_not_called":
             continue
-        # Faulty items are not counted: they themselves are reported.
+        # A list that is too short only because of faulty items is not reported: the items are.
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue
         path = _path_in_data(details, data)

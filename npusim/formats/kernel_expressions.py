@@ -63,7 +63,7 @@ class Expressions(CodeLines):
     def __init__(self, functions: CalledFunctions, function: FunctionType, assigned: Mapping[str, int]) -> None:
         super().__init__(function)
         self._functions, self._assigned = functions, assigned
-        #: Variables and names by name.
+        #: What each name stands for: the address of a number, or another value.
         self._bound: dict[str, KernelValue] = {}
         cells = function.__closure__ or ()
         free = zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True)
@@ -116,7 +116,9 @@ class Expressions(CodeLines):
         return constant(node.value)
 
     def _object(self, node: ast.expr) -> object:
-        """Return the object of the module, or of what the function closes over, that an expression names."""
+        """Return the object that an expression names, in the module or among the variables that the function closes
+        over.
+        """
         if isinstance(node, ast.Name) and node.id not in self._assigned and node.id not in self._bound:
             if node.id in self._outside:
                 return self._outside[node.id]
@@ -189,7 +191,7 @@ class Expressions(CodeLines):
         return self._merged(condition.text, lambda: self._number(node.body), lambda: self._number(node.orelse))
 
     def _merged(self, condition: str, yes: Callable[[], NumberValue], no: Callable[[], NumberValue]) -> NumberValue:
-        """Return one of two numbers: a selection if both are computed by arithmetic alone, else by a branch."""
+        """Return one of two numbers: by a selection if both are computed by arithmetic alone, else by a branch."""
         before, block = self._lines, self._block
         self._lines = []
         a, b = yes(), no()
@@ -256,7 +258,7 @@ class Expressions(CodeLines):
         return self._new(f"getelementptr inbounds i64, ptr {record.data}, i64 {record.fields.index(node.attr)}")
 
     def _rows(self, table: TableAt, node: ast.Attribute) -> Rows:
-        """Read the address and the lengths of a table's array: they are constant as long as the kernel runs."""
+        """Read the address and the lengths of a table's array, which are constant while the kernel runs."""
         arrays = table.kind.arrays
         names = [name for name, _, _ in arrays]
         if node.attr not in names:
@@ -314,7 +316,7 @@ class Expressions(CodeLines):
         return Record(of.fields, data) if of.fields else self._loaded(INT64, data)
 
     def _view(self, of: Array, node: ast.Subscript) -> Array:
-        """Return the part of an array that indices select; one without axes is an element."""
+        """Return the part of an array that indices select; a part without axes is an element."""
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         shape, strides, offset = list[str](), list[str](), "0"
         if len(indices) > len(of.shape):

@@ -118,7 +118,7 @@ class CodeLines:
     # ------------------------------------------------------------ numbers
 
     def _cast(self, value: NumberValue, to: NumberType) -> NumberValue:
-        """Return a number as another type's: C's conversions; a float that is converted to bits must fit."""
+        """Return a number converted to another type by C's rules; a float that is converted to an integer must fit."""
         of = value.number
         if of == to:
             return value
@@ -163,7 +163,7 @@ class CodeLines:
         return NumberValue(number, self._new(f"{how} {number.text} {x}, {y}"))
 
     def _folded(self, node: ast.AST, operation: type[ast.AST], a: NumberValue, b: NumberValue) -> NumberValue:
-        """Return the result of two known numbers, which Python computes: both are of the source's types."""
+        """Return what Python computes from two known numbers; constants of NumPy's other types are refused."""
         assert a.known is not None and b.known is not None
         if {a.number, b.number} <= {INT64, FLOAT64, BOOL}:
             return constant(_FOLDED[operation](a.known, b.known))
@@ -173,7 +173,7 @@ class CodeLines:
         raise self._refuse(node, "an operation on two constants of one type of NumPy")
 
     def _divided(self, is_rest: bool, number: NumberType, x: str, y: str) -> NumberValue:
-        """Return the quotient, rounded down, or its rest; both are 0 if the divisor is 0."""
+        """Return the quotient, rounded down, or the remainder; both are 0 if the divisor is 0."""
         kind, sign = number.text, "s" if number.kind == "i" else "u"
         is_zero = self._new(f"icmp eq {kind} {y}, 0")
         divisor = self._new(f"select i1 {is_zero}, {kind} 1, {kind} {y}")
@@ -224,7 +224,9 @@ class CodeLines:
         return NumberValue(number, self._new(f"call {number.text} {function}({passed})"))
 
     def _extreme(self, node: ast.AST, operation: type[ast.AST], scalars: Sequence[NumberValue]) -> NumberValue:
-        """Return the smallest or largest number; an earlier one if they are equal, or if one of them is NaN."""
+        """Return the smallest or the largest number; of two numbers that are equal, or one of which is NaN, the earlier
+        one.
+        """
         first = scalars[0]
         for other in scalars[1:]:
             number = common_type(first.number, other.number)

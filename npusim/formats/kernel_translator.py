@@ -5,9 +5,9 @@ the type of an expression follows from the types of its parts: numbers, arrays, 
 ranges, and calls of functions that are translated too.  One pass takes a tenth of the time.  The results are those of
 numba (`tests/formats/test_kernel_translator.py`): its types, and its rounding after every operation.
 
-A variable has one type; one that is a tuple, an array or a record is assigned in one place.  Indices must not be
-negative, and slices must be inside their array; this is not checked.  A quotient rounds down, and is 0 if the divisor
-is 0.  Anything else is refused with its line (`TranslationError`).
+A variable has one type; a variable that is a tuple, an array or a record is assigned in only one place.  Indices must
+not be negative, and slices must be inside their array; this is not checked.  A quotient rounds down, and is 0 if the
+divisor is 0.  Anything else is refused with its line (`TranslationError`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Module:
         key = function, tuple(map(form_of, arguments))
         if key not in self._functions:
             name = f'@"{function.__qualname__}.{len(self._functions)}"'
-            self._functions[key] = name, NoValue()  # a call of itself is refused: it returns nothing yet
+            self._functions[key] = name, NoValue()  # a function that calls itself is refused: it returns nothing yet
             self._functions[key] = name, self._translated(function, name, arguments)
         return self._functions[key]
 
@@ -91,8 +91,9 @@ class Module:
         self.declared |= writer.declared
         parameters = ", ".join(f"{kind} {text}" for value in given for kind, text in words(value))
         result = writer.result
-        # LLVM checks before a loop whether arrays overlap, and moves the check out of the loops around it, where rows
-        # of one array do overlap: a function with a loop is called. Compilation is shorter, too.
+        # LLVM checks before a loop whether its arrays overlap. It would move this check out of the enclosing loops,
+        # where rows of one array do overlap; so a function with a loop is called, not inlined. This also shortens
+        # compilation.
         has_loop = any(isinstance(node, ast.For) for node in ast.walk(writer.source))
         attributes = "noinline nounwind" if has_loop else "nounwind"
         self.texts.append(
@@ -104,7 +105,8 @@ class Module:
 def translated(function: FunctionType, kinds: tuple[ArgumentType, ...]) -> tuple[str, bool]:
     """Return LLVM's text of a kernel for arguments of some types, and whether it returns a number.
 
-    The entry takes the numbers and addresses of `npusim.formats.jit`, and returns an int64: 0 for nothing.
+    The entry takes the numbers and addresses of `npusim.formats.jit`, and returns an int64, which is 0 if the kernel
+    returns nothing.
     """
     module, parameters, lines = Module(), list[str](), list[str]()
 
@@ -154,8 +156,8 @@ class FunctionWriter(Expressions):
         self.source, self.types = source_of(function), types
         super().__init__(module, function, _assigned_in(self.source))
         self.result: KernelValue = NoValue()
-        #: Whether a variable's type has turned out wider than an earlier statement assumed: the function is written
-        #: again, with the types that are known then.
+        #: Whether a variable's type is wider than an earlier statement assumed. If so, the function is written again
+        #: with the types that are then known.
         self.is_stale = False
         self._loops: list[tuple[str, str]] = []
         self._statements: Mapping[type[ast.AST], Callable[..., None]] = {
@@ -194,7 +196,7 @@ class FunctionWriter(Expressions):
             self._expression(node.value)
 
     def _bind(self, name: str, value: KernelValue) -> None:
-        """Give a variable a value: a number is stored, anything else is a name for it."""
+        """Give a variable a value: a number is stored in memory; of any other value the variable is only a name."""
         if isinstance(value, NumberValue) and name in self._assigned:
             variable = self._bound.get(name)
             number = self.types.setdefault(name, value.number)
@@ -353,7 +355,7 @@ class FunctionWriter(Expressions):
         self._is_closed = True
 
     def _unified_result(self, node: ast.Return, value: KernelValue) -> KernelValue:
-        """Return the form of the function's result, now that it may also be this value."""
+        """Return the form of the function's result after one more statement returns ``value``."""
         known = self.types.get("return")
         if isinstance(value, NumberValue):
             wider = value.number if known is None else _unified(known, value.number)
@@ -370,7 +372,7 @@ class FunctionWriter(Expressions):
 
 
 def _unified(a: NumberType, b: NumberType) -> NumberType | None:
-    """Return the type of a variable that has numbers of two types; None if one would lose its value or its type."""
+    """Return the type of a variable that has integers or truth values of two types; None for other pairs of types."""
     if a == b:
         return a
     if {a.kind, b.kind} <= {"i", "b"}:

@@ -47,7 +47,7 @@ BOOL = NumberType("i1", 1, "b")
 INT16, INT32, INT64 = (NumberType(f"i{bits}", bits, "i") for bits in (16, 32, 64))
 UINT32, UINT64 = (NumberType(f"i{bits}", bits, "u") for bits in (32, 64))
 FLOAT32, FLOAT64 = NumberType("float", 32, "f"), NumberType("double", 64, "f")
-#: Types by name: of NumPy's functions, and of intrinsics.
+#: Types of numbers by their names, as NumPy's functions and intrinsics have them.
 NUMBERS: Mapping[str, NumberType] = MappingProxyType(
     {
         "bool": BOOL,
@@ -67,7 +67,7 @@ _OF_LETTERS = MappingProxyType({"i": INT64, "d": FLOAT64, "b": BOOL})
 
 
 class KernelValue:
-    """What an expression of a kernel has as its result."""
+    """The result of an expression in a kernel."""
 
     __slots__ = ()
 
@@ -95,7 +95,7 @@ class Several(KernelValue):
 
 @dataclass(frozen=True)
 class Array(KernelValue):
-    """An array whose last axis has neighbours next to one another: its address, shape, and strides in elements."""
+    """An array that is contiguous along its last axis: its address, shape, and strides in elements."""
 
     item: NumberType
     data: str
@@ -105,7 +105,7 @@ class Array(KernelValue):
 
 @dataclass(frozen=True)
 class Rows(KernelValue):
-    """An array of a table: of records with these fields, or of int64 if there are none."""
+    """An array in a table: its elements are records with these fields, or int64 if there are no fields."""
 
     fields: tuple[str, ...]
     data: str
@@ -137,7 +137,7 @@ class VariableAt(KernelValue):
 
 
 def constant(value: float, number: NumberType | None = None) -> NumberValue:
-    """Return a number of the source, as a number of some type."""
+    """Return a number of the source code as a constant of some type."""
     if number is None:
         number = BOOL if isinstance(value, bool) else INT64 if isinstance(value, int) else FLOAT64
     if number.kind == "f":
@@ -154,7 +154,7 @@ def constant(value: float, number: NumberType | None = None) -> NumberValue:
 
 
 def arithmetic_type(a: NumberType, b: NumberType) -> NumberType:
-    """Return the type of a sum."""
+    """Return the type of the result of arithmetic on two numbers."""
     if "f" in (a.kind, b.kind):
         if a == b:
             return a
@@ -170,7 +170,7 @@ def arithmetic_type(a: NumberType, b: NumberType) -> NumberType:
 
 
 def common_type(a: NumberType, b: NumberType) -> NumberType:
-    """Return the type of a value that is one of two."""
+    """Return the type of a value that is one of two numbers."""
     if a == b:
         return a
     if a.kind == b.kind:
@@ -189,8 +189,8 @@ def number_of(dtype: np.dtype[np.generic]) -> NumberType:
 def argument(kind: ArgumentType, new: Callable[[str], str]) -> KernelValue:
     """Return a kernel's argument; ``new`` declares a parameter of LLVM's type and returns its name.
 
-    An array is its address and shape; a truth value has eight bits. Strides are the sizes of later axes: the caller
-    multiplies them (`Array.strides` is empty).
+    An array is passed as its address and shape, a truth value in eight bits. Strides are products of the sizes of later
+    axes, which the caller computes (`Array.strides` is empty).
     """
     if isinstance(kind, str):
         if kind == "n":
@@ -223,7 +223,7 @@ def words(value: KernelValue) -> Iterator[tuple[str, str]]:
 
 
 def renamed(value: KernelValue, names: Iterator[str]) -> KernelValue:
-    """Return a value of the same form with other names; its numbers are not known."""
+    """Return a value of the same form with other names; none of its numbers is a known constant."""
     if isinstance(value, NumberValue):
         return NumberValue(value.number, next(names))
     if isinstance(value, Several):
@@ -241,7 +241,7 @@ def renamed(value: KernelValue, names: Iterator[str]) -> KernelValue:
 
 
 def form_of(value: KernelValue) -> object:
-    """Return what values with the same code have in common."""
+    """Return what all values that share a translation have in common."""
     if isinstance(value, NumberValue):
         return value.number
     if isinstance(value, Several):

@@ -139,8 +139,8 @@ def scratch(columns: int) -> tuple[Any, ...]:
 def exact_kernel(block: int) -> Callable[..., None]:
     """Return the kernel of exact sums of ``block`` products; see the module's first lines.
 
-    It takes A and B with their ranges, all (matrices, ...), contiguous C (matrices, M, N), and ``which`` (2, matrices):
-    for each C the numbers of its A and B.
+    Its arguments are A and B with the ranges of their blocks, each (matrices, ...); a contiguous C (matrices, M, N);
+    and ``which`` (2, matrices), which has the indices of the A and the B of each C.
     """
 
     @kernel

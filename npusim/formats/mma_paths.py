@@ -84,7 +84,7 @@ Lanes = tuple[Array, ...]
 #: of elements of one matrix up to which a larger batch is multiplied in parts of this size: for large matrices an
 #: additional call costs little.
 TOGETHER, SMALL = 1 << 18, 1 << 14
-#: The numbers of the A and B of each C, if there is one A and one B.
+#: The indices of the A and the B of each C, if there is only one A and one B.
 _FIRST = np.zeros((2, 1), np.int64)
 
 
@@ -352,7 +352,7 @@ def run_work(multiplier: Multiplier, problem: MmaProblem, threads: int) -> None:
     """Run every piece of work; pieces share no output, so that threads cannot change a bit."""
     unit, last = problem.arithmetic, list[tuple[Array, Lanes]]()
     if threads == 1 and (problem.each <= SMALL or problem.each * len(problem.out) <= TOGETHER):
-        # A shared B is prepared once: each part would prepare the B that it uses.
+        # A shared B is prepared once, in one part: each of several parts would prepare it again.
         for part in (problem,) if 2 * len(problem.b) <= len(problem.out) else problem.parts(TOGETHER):
             left = multiplier.prepare(operand_values(part.a, unit.a, unit, 2), part.a_scale, is_left=True)
             right = multiplier.prepare(operand_values(part.b, unit.b, unit, 1), part.b_scale, is_left=False)

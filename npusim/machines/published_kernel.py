@@ -251,7 +251,8 @@ class GpuKernel(PublishedKernel):
         for charge in charges:
             if not isinstance(charge, Charge) or not 0 <= charge.times < inf:
                 raise TilingError(
-                    f"kernel: {self.name} has the charge {charge!r}; charges= must return Charges with 0 or more times"
+                    f"kernel: {self.name} has the charge {charge!r}; "
+                    "charges= must return Charges whose times is 0 or more"
                 )
         times |= {"end"} if self.decides.alternates else {"local", "element", "output", "multiply_add"}
         times |= {"slice"} if self.decides.slice_elements else set()

@@ -311,7 +311,7 @@ def rows_of(file: Path) -> list[Row]:
         raise SpecError(
             f"{file}: not a table of npusim explore: it has no column {', '.join(sorted(missing))}, or no row"
         )
-    # A point has only the axes of its schedule; a table by another version may have fewer figures.
+    # A point has only the axes of its schedule, and a table that another version wrote may have fewer figures.
     none = dict.fromkeys(FIGURES)
     return [none | {k: v for k, v in row.items() if v is not None or k in none} for row in read]
 

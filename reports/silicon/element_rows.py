@@ -1,10 +1,10 @@
-"""Programs that compute a function of each element of a tile: what warps cost besides their instructions.
+"""Measure programs that compute a function of each element of a tile: what warps cost besides their instructions.
 
     python -m reports.silicon.element_rows OUT.json
 
 Needs one GPU, torch and triton.  Each time is that of one launch in a graph of equal launches, in microseconds: the
-median of three replays.  A program has one tile of bfloat16, ``lane`` elements of which belong to a lane of its
-``warps``; the launch has ``elements``.  ``count``: how often the function is applied.
+median of three replays.  A program has one tile of bfloat16, in which each lane of its ``warps`` has ``lane`` elements;
+the launch has ``elements`` elements.  ``count``: how often the function is applied.
 
 polynomial: a multiply-add of each element with itself.
 selected: the same with a comparison, and a choice of two results.

@@ -1,4 +1,4 @@
-"""Reads and stores of memory by the bytes that a multiprocessor has in flight at one time.
+"""Measure reads and stores of memory with different numbers of bytes in flight on a multiprocessor.
 
     python -m reports.silicon.in_flight OUT.json
 

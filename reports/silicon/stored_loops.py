@@ -3,11 +3,11 @@
     python reports/silicon/stored_loops.py OUT.json
 
 Needs cupy and a GPU.  A block has ``depth`` tiles under way in pieces of 16 bytes.  An iteration waits for the oldest
-tile, works for so many cycles (it reads the clock), copies the next tile to the same place, and stores ``stored``
+tile, works for ``work`` cycles (it reads the clock), copies the next tile to the same place, and stores ``stored``
 bytes.  Before the launch a kernel reads 256 MiB, so that L2 writes nothing back before it is full of what the loop
-stores.  One line a case: blocks, how many of them read the same tiles, how many tiles of each they read again and again
-(all 128, or few, which lie in L2); then means over blocks: cycles of an iteration and of its wait, of iterations 8 to
-32 (``early``) and 64 to 128 (``late``), and microseconds of the launch.
+stores.  One line a case: the number of blocks, of blocks that read the same tiles (``readers``), and of different tiles
+that a block reads (``kept``: all 128, or a few, again and again, which are in L2); then means over blocks: cycles of an
+iteration and of its wait, for iterations 8 to 32 (``early``) and 64 to 128 (``late``), and microseconds of the launch.
 """
 
 from __future__ import annotations

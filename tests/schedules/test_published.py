@@ -138,7 +138,7 @@ def test_its_measurements_are_the_second_place(mine: str, tmp_path: Path) -> Non
             ('30, "block"', '-30, "block"'),
             "h200",
             {},
-            r"mine\.py:MINE has the charge .*-30.*; charges= must return Charges with 0 or more times",
+            r"mine\.py:MINE has the charge .*-30.*; charges= must return Charges whose times is 0 or more",
         ),
         (
             ("use: (LOOKUPS,)", "use: LOOKUPS"),

@@ -129,8 +129,8 @@ def fa2(call: SplitCall) -> Parts:
     """FlashAttention-2 (csrc/flash_attn, 2 blocks a multiprocessor): the parts of all sequences have one length, which
     follows from the longest sequence.
 
-    With pages it is the interface of packed sequences, as vLLM calls it (flash_api.cpp, mha_varlen_fwd): keys are split
-    if the rows of a block are only the query heads of a KV head.
+    With pages the rule is that of the interface for packed sequences, which vLLM calls (flash_api.cpp, mha_varlen_fwd):
+    keys are split if the rows of a block are only the query heads of a KV head.
     """
     swaps = call.queries == 1 and not call.window and not call.alibi
     if call.page and not (swaps and call.heads > call.kv_heads):

@@ -391,8 +391,8 @@ def below_diagonal(size: int, is_seen: bool) -> Callable[[], Any]:
 
 
 def as_stored(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function with the same numbers rounded to float32, as tensors store them; they are computed once for all
-    heads.
+    """Return a function that returns the same numbers rounded to float32, as tensors store them, and computes them once
+    for all heads.
     """
     return cache(lambda: np.ascontiguousarray(function(), np.float32))
 

@@ -647,7 +647,7 @@ def tensors_read(body: Iterable[Statement]) -> set[TileBuffer]:
 
 
 def only_core(body: Iterable[Statement]) -> tuple[Statement, ...]:
-    """Return statements without scopes and flags between cores if only one core has statements."""
+    """Return statements without their core scopes, and without flags between cores, if only one core has statements."""
     result = list[Statement]()
     for s in body:
         if isinstance(s, CoreScope):

@@ -64,7 +64,7 @@ class Access:
 
 
 def accesses(statements: Iterable[Statement]) -> Iterator[Access]:
-    """Yield the accesses of statements; an access of a part has a parallel loop for each axis."""
+    """Yield the accesses of statements; an access to a part of a tile has a parallel loop for each axis."""
     for s in walked(statements):
         parallel = frozenset[str]()
         if isinstance(s, ParallelNest):

@@ -20,7 +20,7 @@ from npusim.errors import SpecError
 from npusim.kernels.tilelang.lengths import Growing
 from npusim.kernels.tilelang.tiles import WIDTHS
 
-#: Packages that a stand-in replaces while a program's file is loaded: nothing is computed.
+#: Packages that a stand-in replaces while a program's file is loaded, so that the file computes nothing.
 REPLACED = ("tilelang", "torch", "torch_npu")
 
 

@@ -1,8 +1,8 @@
 """Pointers that a kernel computes from integers, such as addresses that it loads from a table.
 
-The tensors to which the addresses of one argument belong are one further argument of the kernel: `as_addressed` names
-it.  A recorded call has them there, one after another with gaps between them, and has `FIRST` plus a byte of that
-argument in place of each address, so that an address minus `FIRST` is an offset.
+The tensors to which the addresses in one argument belong are one further argument of the kernel, which `as_addressed`
+names. In a recorded call this argument contains them one after another, with gaps between them. Each address is
+replaced by `FIRST` plus the position of its byte in this argument, so that an address minus `FIRST` is an offset.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
-#: The address of the first byte of tensors to which addresses belong.
+#: The address of the first byte of a further argument.
 FIRST = 1 << 40
 #: Why an access by an address is refused.
 NO_TENSOR = "accesses memory by an address at which the recording found no tensor"
-#: An operation that TTIR does not have: a pointer into the first argument, at the place of a pointer into another one.
+#: An operation that TTIR does not have: it returns a pointer into the argument that is its first operand, at the byte
+#: to which its second operand points in another argument.
 REINTERPRETED = "npusim.reinterpreted"
 #: An operation that TTIR does not have: the bytes of addresses of whole elements; others are refused.
 OF_ELEMENTS = "npusim.of_elements"
@@ -31,8 +32,8 @@ _TABLES = ("tt.load", "tt.descriptor_load")
 
 
 def is_beyond(spans: Sequence[tuple[int, int]], offsets: Integers) -> Booleans:
-    """Return which offsets of a further argument are in none of its tensors; ``spans``: the first element of each, and
-    the one behind its last.
+    """Return which offsets into a further argument are in none of its tensors; ``spans``: the first element of each
+    tensor, and the element after its last one.
     """
     first, end = np.array(spans, np.int64).reshape(-1, 2).T
     found = np.searchsorted(first, offsets, "right") - 1
@@ -40,18 +41,18 @@ def is_beyond(spans: Sequence[tuple[int, int]], offsets: Integers) -> Booleans:
 
 
 def as_addressed(argument: str) -> str:
-    """Return the name of the argument that has the tensors to which addresses in another argument belong."""
+    """Return the name of the further argument with the tensors to which the addresses in ``argument`` belong."""
     return f"{argument}__addressed"
 
 
 def with_addressed(
     operations: Sequence[Op], parameters: Mapping[str, str], sizes: Mapping[str, int]
 ) -> tuple[list[Op], dict[str, str]]:
-    """Return operations with offsets of further arguments in place of pointers that are computed from integers, and all
-    parameters.
+    """Return operations in which offsets into further arguments replace pointers that are computed from integers, and
+    return all parameters.
 
-    ``sizes``: bytes of an element, by its type in TTIR.  A pointer that is computed from addresses of several
-    arguments, from none, or to elements of several types, is left as it is.
+    ``sizes``: bytes of an element, by its type in TTIR.  A pointer is unchanged if it is computed from addresses in
+    several arguments or in none, or if it points to elements of several types.
     """
     every = list(_each(operations))
     pointers = [o for o in every if o.name == _TO_POINTER]
@@ -90,27 +91,30 @@ def with_addressed(
 
 
 def as_read(argument: str, element: str) -> str:
-    """Return the name of the argument that has the memory of another one as elements of another type."""
+    """Return the name of the further argument that contains the memory of ``argument`` as elements of another type."""
     return f"{argument}__as_{element}"
 
 
 def root_of(argument: str) -> str:
-    """Return the argument whose memory an argument of `as_read` has."""
+    """Return the argument whose memory a further argument of `as_read` contains; any other argument is returned as it
+    is.
+    """
     return argument.partition("__as_")[0]
 
 
 def is_further(argument: str) -> bool:
-    """Return whether an argument is one that a recorded call has in addition to those of the program."""
+    """Return whether a recorded call has this argument in addition to the arguments that the program passes."""
     return root_of(argument) != argument or argument.endswith(as_addressed(""))
 
 
 def with_reinterpreted(
     operations: Sequence[Op], parameters: Mapping[str, str], sizes: Mapping[str, int]
 ) -> tuple[list[Op], dict[str, str]]:
-    """Return operations in which a pointer to elements of another type is into an argument of its own (`as_read`), and
-    all parameters.
+    """Return operations in which each pointer to elements of another type points into a further argument (`as_read`),
+    and return all parameters.
 
-    A pointer that may be into several arguments, or one between bool and bytes, is left as it is.
+    A pointer that may point into several arguments is unchanged, as is a conversion between pointers to bool and to
+    bytes.
     """
     every, known = list(_each(operations)), dict(parameters)
     sources = dict[str, list[str]]()
@@ -155,7 +159,7 @@ def _element(op: Op) -> str:
 def _of_addresses(
     name: str, sources: Mapping[str, Sequence[str]], loads: Mapping[str, Op], parameters: Mapping[str, str]
 ) -> set[str]:
-    """Return the arguments whose integers of 64 bits an address is computed from."""
+    """Return the arguments from whose 64-bit integers an address is computed."""
     result, seen, waiting = set[str](), set[str](), [name]
     while waiting:
         if (one := waiting.pop()) in seen:
@@ -182,7 +186,7 @@ def _roots(name: str, sources: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _offset(op: Op, argument: str, kind: str, size: int) -> list[Op]:
-    """Return the operations of an address as an offset of an argument."""
+    """Return the operations that compute an address as an offset into an argument."""
     of, (result,) = op.text.partition(" : ")[2].partition(" -> ")[0], op.results
 
     def one(name: str, operands: list[str], text: str, type_: str, called: str = "") -> Op:

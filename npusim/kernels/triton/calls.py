@@ -44,8 +44,8 @@ class Argument:
 
     ``strides``, ``offset``: in elements.  ``storage``: the number of the storage in the recording.  ``data``: the
     values of the view, None where floats were not recorded.  ``block``: the block of a tensor descriptor.  ``spans``:
-    of tensors to which addresses belong (`npusim.kernels.triton.addresses`), the first element of each and the one
-    behind its last; empty for an argument that is one tensor.
+    for an argument that contains the tensors to which addresses belong (`npusim.kernels.triton.addresses`), the first
+    element of each tensor and the element after its last one; empty for an argument that is one tensor.
     """
 
     shape: tuple[int, ...]
@@ -271,7 +271,7 @@ def _argument(name: str, x: Mapping[str, Any], data: Any) -> Argument:
 
 
 def _span(name: str, x: object) -> tuple[int, int]:
-    """Return the first element of a tensor and the one behind its last; raise `ValueError` for another value."""
+    """Return the first element of a tensor and the element after its last one; raise `ValueError` for another value."""
     first, end = (*(_whole(name, n) for n in _list("span", x)), -1, -1)[:2]
     if first > end or len(_list("span", x)) > 2:
         raise ValueError(f"{name}: span {_short(x)}; allowed: the first element and the one behind the last")

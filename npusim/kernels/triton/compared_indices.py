@@ -1,7 +1,7 @@
 """Indices that a kernel converts to floats only to compare them: they stay integers, whose comparison is a mask.
 
-``arange(0, n).to(float32)[:, None] >= arange(0, n).to(float32)`` is a mask of indices: the conversion is exact, so that
-the integers have the same order.
+``arange(0, n).to(float32)[:, None] >= arange(0, n).to(float32)`` is a mask of indices: the conversion is exact, so the
+integers have the same order as the floats.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from npusim.kernels.triton.values import Affine, Elements, Number, constant
 _CONVERTED, _COMPARED = "arith.sitofp", "arith.cmpf"
 _PASSING = ("tt.expand_dims", "tt.broadcast", "tt.splat")
 _OF_INDICES = re.compile(r"tt\.(make_range|get_program_id|expand_dims|broadcast|splat)|arith\.(constant|\w+i|extsi)")
-#: Integers up to this one are exact in a format.
+#: The largest number up to which a format represents all integers exactly.
 _MOST_EXACT = MappingProxyType({"f16": 1 << 11, "bf16": 1 << 8, "f32": 1 << 24, "f64": 1 << 53})
-#: The relation of the opposite order of the operands.
+#: The same relation with exchanged operands.
 _TURNED = MappingProxyType({"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"})
 
 
 def are_only_compared(
     op: Op, readers: Callable[[Op], Sequence[Op]], made: Mapping[str, Op], made_of: Callable[[str], Sequence[str]]
 ) -> bool:
-    """Return whether all that a kernel does with converted indices is to compare them with constants, or with other
-    such indices, which stay integers too.
+    """Return whether a kernel only compares converted indices: with constants, or with other such indices, which then
+    stay integers too.
 
     ``readers``: the operations that read a result; ``made_of``: the values from which a value is computed.
     """
@@ -67,9 +67,10 @@ def is_exact(op: Op, x: Affine | Elements) -> bool:
 def as_integers(
     op: Op, a: Affine | Elements | Number, b: Affine | Elements | Number
 ) -> tuple[str, Affine | Elements, Affine | Elements] | bool:
-    """Return the comparison of integers that a comparison of converted indices is, or its result if that is known.
+    """Return a comparison of converted indices as a comparison of integers, or return its result if that is known.
 
-    A comparison with a number is one with the integer next to it; one with a number beyond all indices is known.
+    A comparison with a number becomes a comparison with the next integer above or below it; a comparison with a number
+    beyond all indices has a known result.
     """
     word = op.text.split()[1].rstrip(",")
     if word in ("ord", "uno"):

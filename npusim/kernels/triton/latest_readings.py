@@ -50,7 +50,9 @@ def _checked() -> OrderedDict[bytes, None]:
 
 
 def is_checked(text: str, grid: tuple[int, ...]) -> bool:
-    """Return whether one of the latest readings of a kernel in a grid was checked, so that others have to be."""
+    """Return whether one of the latest readings of a kernel in a grid was checked, so that further readings have to be
+    checked too.
+    """
     return _digest_of(text, grid) in _checked()
 
 

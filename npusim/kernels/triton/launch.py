@@ -480,8 +480,8 @@ def _of_blocks(
     grid: tuple[int, ...],
     choices: Choices,
 ) -> Used:
-    """Return what blocks of a launch are used for: if those of the first way cannot be used, of the first way whose
-    blocks pass a check.
+    """Return ``use`` of the blocks of a launch: those of the first way that can read it, or, if they cannot be used,
+    those of the first way whose blocks pass a check.
     """
     blocks = blocks_of(ttir, arguments, grid, choices)
     try:

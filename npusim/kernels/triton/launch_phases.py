@@ -585,7 +585,7 @@ class LaunchGrid:
         elif not is_tile and (axes != "row" or np.any(row != self.row)):
             why = "a second result must be a tile with the shape of the first, or one number for each stored row"
             raise self._fault(other.line, f"{of}: {why}")
-        if is_tile and other.is_walked:  # tiles of a row are stored one by one, as in the loop of the first result
+        if is_tile and other.is_walked:  # the tiles of a row are stored one by one, as the first result's loop does
             self._place(other)
             at, row, column = [x[:, :1] for x in at], row[:, :1], _least(column, self.is_visited)
         matrix = list(zip(SIDES, at, (self.batch, self.head, self.split), strict=False))

@@ -1,4 +1,4 @@
-"""The tensors of a running program to which addresses belong that it passes to a kernel as integers."""
+"""The tensors of a running program whose addresses it passes to a kernel as integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from npusim.kernels.triton.calls import INTEGERS, Argument
 from npusim.kernels.triton.ttir_text import FORMATS, shape_of
 
 Array = np.ndarray[Any, Any]
-#: Formats of integers by their types in TTIR, where the program has them as another type.
+#: Formats of integers by their types in TTIR, for memory whose type in the program is another one.
 _WHOLE = MappingProxyType({"i8": "uint8", "i16": "int16", "i32": "int32", "i64": "int64", "i1": "bool"})
 #: Number of objects whose parts are examined at once.
 _AT_ONCE = 1 << 14
@@ -32,7 +32,7 @@ class UnreadAddressError(SpecError):
 
 
 class _TorchTensor(Protocol):
-    """What is read of a tensor of PyTorch."""
+    """The attributes and methods of a PyTorch tensor that are used here."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -53,7 +53,7 @@ class _TorchTensor(Protocol):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Memory without gaps of a tensor: its first address, bytes, shape and format; ``bits``: its bytes."""
+    """Contiguous memory of a tensor: its first address, size in bytes, shape and format; ``bits`` returns its bytes."""
 
     address: int
     size: int
@@ -74,11 +74,13 @@ def with_tensors(
     number: Callable[[], int],
     given: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return the arguments of a launch with the tensors to which their addresses belong (`as_addressed`).
+    """Return the arguments of a launch and further ones: the tensors to which addresses in them belong
+    (`as_addressed`).
 
-    ``parameters``: types of the kernel's parameters; ``floats``: values of floats are recorded; ``number``: gives the
-    number of a storage; ``given``: the arguments that the program passes. Raises `UnreadAddressError` for addresses of
-    tensors that have other sizes of elements than the kernel's pointers, or that are arguments in a second way.
+    ``parameters``: types of the kernel's parameters; ``floats``: whether the values of floats are recorded; ``number``
+    returns the number of a new storage; ``given``: the arguments that the program passes. Raises `UnreadAddressError`
+    if an address belongs to no tensor, to a tensor that is also an argument, or to a tensor that does not consist of
+    whole elements of the type that the kernel reads.
     """
     missing = {
         n: kind
@@ -107,9 +109,9 @@ def with_tensors(
 
 
 def with_other_formats(recorded: dict[str, Any], parameters: Mapping[str, str], *, floats: bool) -> dict[str, Any]:
-    """Return the arguments of a launch with those that have the memory of another one in another format (`as_read`).
+    """Return the arguments of a launch and further ones: the memory of an argument in another format (`as_read`).
 
-    Raises `UnreadAddressError` if the elements of the other format are not all in rows of that memory.
+    Raises `UnreadAddressError` if a row of that memory does not consist of whole elements of the other format.
     """
     result = dict(recorded)
     for name, kind in parameters.items():
@@ -143,7 +145,7 @@ def _integers(x: object) -> Array:
 
 
 def _with_offsets(x: object, owners: Sequence[_Piece], starts: Sequence[int]) -> Argument | int:
-    """Return a table, or an address, in which addresses of tensors are those in the further argument."""
+    """Return a table, or an address, with each address of a tensor replaced by its address in the further argument."""
     values = _integers(x)
     result = values.astype(np.int64)
     for one, start in zip(owners, starts, strict=True):
@@ -166,7 +168,7 @@ def _argument(
     counts, own = [o.size // size for o in owners], {o.shape for o in owners}
     is_like = len(own) == 1 and prod(owners[0].shape) == counts[0]
     shape = owners[0].shape if is_like else (max(counts),)
-    apart = 2 * max(counts)  # what is behind the end of a tensor is no other tensor
+    apart = 2 * max(counts)  # an index beyond a tensor's end is in no other tensor
     if fmt in INTEGERS:  # stores of integers are to tensors without gaps
         shape = (apart,)
     steps = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
@@ -177,7 +179,7 @@ def _argument(
     if floats or fmt in INTEGERS:
         data = np.zeros((len(owners), prod(shape)), dtype)
         for row, one, n in zip(data, owners, counts, strict=True):
-            row[:n] = one.bits().view(dtype)  # what is behind belongs to no tensor
+            row[:n] = one.bits().view(dtype)  # the rest of the row belongs to no tensor
         data = data.reshape(len(owners), *shape)
     spans = tuple((i * apart, i * apart + n) for i, n in enumerate(counts))
     argument = Argument((len(owners), *shape), (apart, *steps), 0, fmt, number, data, spans=spans)
@@ -209,7 +211,7 @@ def _pieces() -> list[_Piece]:
 
 
 def _tensors() -> Iterator[object]:
-    """Yield the tensors that objects and functions of the program have."""
+    """Yield the tensors to which objects and running functions of the program refer."""
     frames = [frame for top in sys._current_frames().values() for frame in _callers(top)]
     for frame in frames:
         yield from frame.f_locals.values()

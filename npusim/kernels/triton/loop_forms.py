@@ -1,8 +1,8 @@
-"""Loops in the form that the reader has.
+"""Loops in the form that the reader supports.
 
-``while i < n: ...; i += step`` is ``for i in range(i, n, step)``: programs of a fixed number go over more blocks than
-there are programs in this way.  ``m = m | (x > 0)`` in a loop is ``m = ((m != 0) | (x > 0)).to(int32)``, and
-``tl.reduce`` of masks by ``or`` is a maximum of these integers (by ``and`` a minimum).
+``while i < n: ...; i += step`` becomes ``for i in range(i, n, step)``; with such a loop a fixed number of programs
+processes a larger number of blocks.  ``m = m | (x > 0)`` in a loop becomes ``m = ((m != 0) | (x > 0)).to(int32)``;
+``tl.reduce`` of masks by ``or`` becomes a maximum of these integers, and by ``and`` a minimum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _JOINS = MappingProxyType({"arith.ori": "arith.maxsi", "arith.andi": "arith.mins
 
 
 def with_counted_loops(operations: Sequence[Op]) -> list[Op]:
-    """Return operations with a counted loop in place of each loop with a condition that only counts."""
+    """Return operations in which each loop whose condition only counts iterations is a counted loop."""
     return _changed(operations, {n for o in _every(operations) for n in o.operands})
 
 
@@ -102,7 +102,7 @@ def with_mask_states(operations: Sequence[Op]) -> list[Op]:
 
 
 def _op(like: Op, name: str, result: str, operands: Sequence[str], kinds: str, word: str = "") -> Op:
-    """Return an operation at the line of another one, from its operands, the text before them and its types."""
+    """Return an operation at the line of ``like``, from its operands, the text before them (``word``) and its types."""
     text = f"{name} {word}{', '.join(f'%{n}' for n in operands)} : {kinds}"
     type_ = kinds.rpartition(" to ")[2]
     return replace(
@@ -127,7 +127,7 @@ def _widened(like: Op, mask: str, kind: str) -> Op:
 
 
 def _narrowed(like: Op, mask: str, kind: str) -> list[Op]:
-    """Return the operations that make a mask of its integers."""
+    """Return the operations that compute a mask from its integers."""
     text = f"arith.constant dense<0> : {_wide(kind)}"
     zero = replace(_op(like, "arith.constant", f"{mask}@zero", [], _wide(kind)), text=text)
     return [zero, _op(like, "arith.cmpi", mask, [f"{mask}@state", f"{mask}@zero"], _wide(kind), "ne, ")]

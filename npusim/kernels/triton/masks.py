@@ -157,7 +157,7 @@ def _rules_of_all(grid: LaunchGrid) -> list[JoinedRules] | None:
 
 
 def _tiles_of_loops(grid: LaunchGrid) -> Iterator[tuple[Walk, slice]]:
-    """Yield each loop with its tiles among those of the launch: of loops apart, each one visits all of them."""
+    """Yield each loop with its tiles among those of the launch; loops with separate statements each visit all tiles."""
     at = 0
     for walk in grid.reader.walks:
         yield walk, slice(at, at + walk.most)

@@ -1,7 +1,7 @@
-"""Functions of libdevice that say of what kind a float is, as the comparisons that they are.
+"""Functions of libdevice that test whether a float is NaN, infinite or finite, as comparisons.
 
-``isnan(x)`` is ``x != x``, ``isinf(x)`` is ``|x| == inf`` and ``finitef(x)`` is ``|x| < inf``, as integers 0 and 1; an
-ordered comparison with NaN is false.
+``isnan(x)`` is ``x != x``, ``isinf(x)`` is ``|x| == inf`` and ``finitef(x)`` is ``|x| < inf``; the results are the
+integers 0 and 1.  An ordered comparison with NaN is false.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RELATIONS = MappingProxyType({"isinf": "oeq", "finite": "olt"})
 
 
 def with_classes_compared(text: str) -> str:
-    """Return TTIR with comparisons in place of these functions."""
+    """Return TTIR with comparisons in place of calls of these functions."""
     return _CALL.sub(_compared, text) if "extern_elementwise" in text else text
 
 

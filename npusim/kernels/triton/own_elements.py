@@ -214,9 +214,10 @@ class OwnElements(SameValues, ABC):
         self.notes.append(f"{before.op.line}: {of}: {why}")
 
     def _check_accessed(self) -> None:
-        """Raise `ProgramError` for a tensor that is accessed lane by lane and, unknown where, in another way too.
+        """Raise `ProgramError` for a tensor that is accessed lane by lane and also, at unknown elements, in another
+        way.
 
-        Accesses in branches that no program takes are none.
+        Accesses in branches that no program takes do not count.
         """
         for of, known in self._accessed.items():
             every = [o for o in self._accesses() if of in self._made_of(o.operands[0])]

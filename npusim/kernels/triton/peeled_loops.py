@@ -23,7 +23,7 @@ from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
 HOLDS = "npusim.holds"
 _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")
-#: Operations on integers by which bounds of loops are computed.
+#: Operations on integers that compute bounds of loops.
 _INTEGERS = tuple(f"arith.{name}" for name in ("addi", "subi", "muli", "divsi", "remsi", "minsi", "maxsi"))
 #: Additions, and the operation that gives one value to all lanes, which may precede or follow an addition.
 _SUMS = ("tt.addptr", "arith.addi", "tt.splat")

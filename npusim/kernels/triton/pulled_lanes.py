@@ -1,10 +1,10 @@
-"""Blocks with more axes than two, and blocks that are reshaped, joined, split or transposed: the same TTIR on blocks of
-one or two axes.
+"""Kernels with blocks of more than two axes, or with blocks that are reshaped, joined, split or transposed, as TTIR on
+blocks of one or two axes.
 
-A block that a store or a product reads is computed lane by lane from the lanes of other blocks that it follows from,
-back to the loads: each of them has the lanes that are read, in the order in which they are read.  Integers, masks and
-addresses that are known at launch are chosen by lane (`LANES`), so that no arithmetic changes.  A load whose lanes
-are read in several orders is made once for each.
+A block that a store or a product reads is computed lane by lane.  Every block on which it depends, back to the loads,
+then has exactly the lanes that are read, in the order in which they are read.  Integers, masks and addresses that are
+known at launch are selected by lane (`LANES`), so that no arithmetic changes.  A load whose lanes are read in several
+orders is repeated for each order.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, makers, shape_of
 from npusim.kernels.triton.values import Integers
 
-#: Operations that TTIR does not have: lanes of integers, masks or addresses that are known at launch, of one block or
-#: of several; and a mask that is known now.
+#: Operations that TTIR does not have: `LANES` selects lanes of integers, masks or addresses that are known at launch,
+#: from one block or several; `LANE_MASK` is a mask that is known when the kernel is read.
 LANES, LANE_MASK = "npusim.lanes", "npusim.lane_mask"
-#: Operations that change which lane of a block is where.
+#: Operations that move lanes of a block.
 _MOVES = ("tt.reshape", "tt.join", "tt.split", "tt.trans", "tt.expand_dims", "tt.broadcast", "ttg.convert_layout")
-#: Those of them that blocks of one or two axes may not have.
+#: Those of `_MOVES` that blocks of one or two axes must not have.
 _ODD = ("tt.reshape", "tt.join", "tt.split")
 #: Operations on single elements.
 _ELEMENTWISE = ("arith.", "math.", "tt.fp_to_fp", "tt.extern_elementwise", "tt.precise", "tt.clampf", "tt.bitcast")
 _FLOATS_FROM = ("arith.cmpf", "arith.fptosi", "arith.fptoui")
 _STORE = "tt.store"
-#: Operations that may change memory, or whose elements have other rules; no kernel here has them.
+#: Operations that may change memory, or have other rules for elements; a kernel that has one is not read here.
 _OTHERS = ("tt.atomic", "tt.descriptor", "tt.make_tensor", "tt.call", "tt.elementwise_inline", "tt.histogram")
 #: Operations of two floats whose order has no effect.
 _OF_PAIRS = ("arith.addf", "arith.mulf", "arith.maxnumf", "arith.minnumf", "arith.maximumf", "arith.minimumf")
@@ -48,7 +48,7 @@ _PRODUCT = "tt.dot"
 
 @dataclass(eq=False)
 class LanesOp(Op):
-    """An operation with the lanes of its result: places in the blocks of its operands, one block after another."""
+    """An operation with the lanes of its result: positions in its operands' blocks, counted through all blocks."""
 
     lanes: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -68,10 +68,10 @@ class _Wanted:
 
 
 def with_lanes_pulled(function: Function) -> Iterator[Function]:
-    """Yield a kernel with blocks of one or two axes; nothing if all blocks are such, or if lanes of a value cannot be
-    computed one by one.
+    """Yield a kernel rewritten on blocks of one or two axes; nothing if all its blocks have this form already, or if
+    lanes of a value cannot be computed one by one.
 
-    Blocks that are stored have their own axes, one axis, or the lanes along which they are reduced as columns.
+    A stored block has its own axes, or one axis, or as columns the lanes along which a block is reduced.
     """
     every = [*function.operations, *inside(function.operations)]
     if any(o.name.startswith(_OTHERS) for o in every):
@@ -88,7 +88,8 @@ def with_lanes_pulled(function: Function) -> Iterator[Function]:
 
 
 def _scales_of_factors(function: Function) -> frozenset[str]:
-    """Return the vectors of floats that blocks have along an axis, and from which factors of products in a loop follow.
+    """Return the blocks of floats that repeat a vector along an axis, and from which a loop computes factors of its
+    products.
 
     A loop's tiles have no axis of one index, so that such a block is loaded whole.
     """
@@ -106,12 +107,14 @@ def _scales_of_factors(function: Function) -> frozenset[str]:
 
 
 def is_of_lanes(function: Function) -> bool:
-    """Return whether a kernel has lanes that are chosen here, so that its blocks have no other form."""
+    """Return whether lanes of a kernel were selected here, so that its blocks have no other form."""
     return any(isinstance(o, LanesOp) for o in (*function.operations, *inside(function.operations)))
 
 
 def _is_odd(op: Op) -> bool:
-    """Return whether an operation has blocks of three axes, or moves lanes of blocks as blocks of two axes do not."""
+    """Return whether an operation has blocks of three axes, or moves lanes in a way that blocks of two axes do not
+    have.
+    """
     shapes = [shape_of(t)[0] for t in TYPES.findall(op.text.rpartition(" : ")[2]) if t.startswith("tensor")]
     if op.results and any(len(s) > _TWO for s in (*shapes, shape_of(op.type)[0])):
         return True
@@ -137,8 +140,8 @@ def _operand_shape(op: Op) -> tuple[int, ...]:
 
 
 class _Lanes:
-    """The operations of a kernel on lanes; ``columns``: the axis of stored blocks of three axes that is columns;
-    ``whole``: blocks with equal elements along an axis that are loaded whole.
+    """The operations of a kernel on lanes; ``columns``: the axis that becomes the columns of stored blocks of three
+    axes; ``whole``: blocks with equal elements along an axis that are loaded whole.
     """
 
     def __init__(self, function: Function, columns: int | None, whole: frozenset[str]) -> None:
@@ -197,7 +200,7 @@ class _Lanes:
     def _is_known(self, name: str) -> bool:
         """Return whether a value is known at launch: integers that are computed from no floats."""
         if name not in self._known:
-            self._known[name] = True  # of a value that a loop carries, unless its start or its end says otherwise
+            self._known[name] = True  # assumed of a value that a loop carries, unless its start or its end is unknown
             self._known[name] = self._is_known_anew(name)
         return self._known[name]
 
@@ -223,7 +226,7 @@ class _Lanes:
         return []
 
     def _is_odd_at(self, name: str) -> bool:
-        """Return whether a value follows from lanes that are moved, or from a block of three axes."""
+        """Return whether a value is computed from moved lanes, or from a block of three axes."""
         if name not in self._odd:
             self._odd[name] = False
             op = self.made.get(name)
@@ -341,8 +344,8 @@ class _Lanes:
         return [*self._before, one]
 
     def _of_known(self, op: Op, of: _Wanted, result: str) -> Op:
-        """Return the operation that chooses lanes of integers, which are moved first if that is what the other one
-        does.
+        """Return the operation that selects lanes of integers; if ``op`` moves lanes, it selects them from the operands
+        of ``op``.
         """
         if op.name in (*_ODD, "tt.trans"):
             sizes = [prod(self._shape(n)) for n in op.operands]
@@ -362,7 +365,7 @@ class _Lanes:
         return LanesOp(LANES, [of.name], names, f"{LANES} : {made}", made, at.line, place=at.place, lanes=of.lanes)
 
     def _sources(self, op: Op, lanes: Integers, result: str, which: int = 0) -> Integers:
-        """Return the lanes of an operand that lanes of the result are."""
+        """Return the lanes of an operand from which the lanes of the result come."""
         shape, before = self._shape(result), self._shape(op.operands[which])
         if op.name == "tt.reshape" and "allow_reorder" in op.text:
             raise OtherBlocksError
@@ -380,7 +383,7 @@ class _Lanes:
         return lanes
 
     def _moved(self, op: Op, of: _Wanted, result: str) -> Op:
-        """Return a value that has lanes of others, unchanged."""
+        """Return a value whose lanes are unchanged lanes of other values."""
         if op.name != "tt.join":
             return self._copied(op, self._read(op.operands[0], self._sources(op, of.lanes, result)), of)
         sides = of.lanes % _TWO
@@ -438,7 +441,7 @@ class _Lanes:
 
 
 def _reduces(name: str, made: Mapping[str, Op]) -> bool:
-    """Return whether a value follows from a reduction of a block of three axes."""
+    """Return whether a value is computed from a reduction of a block of three axes."""
     op = made.get(name)
     if op is None or op.name in ("tt.load", _PRODUCT):
         return False
@@ -456,7 +459,7 @@ def _typed(text: str, shape: tuple[int, ...]) -> str:
 
 
 def _typed_from(type_: str, shape: tuple[int, ...]) -> str:
-    """Return the type of a block with another shape, also of a type of one number."""
+    """Return a type with another shape; the given type may be that of a block or of one number."""
     if not shape:
         return type_
     return _typed(type_, shape) if type_.startswith("tensor") else f"tensor<{''.join(f'{n}x' for n in shape)}{type_}>"

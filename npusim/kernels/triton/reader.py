@@ -1090,8 +1090,8 @@ class Reader(WholeLanes):
                 raise op.fail(f"{plain_name(name)} {why}: npusim does not know whether code rounds the product")
 
     def _passed(self, op: Op, kind: str, x: Known) -> Known:
-        """Return what an iteration that is written out begins with: a value that no compiler computes in advance, as a
-        product of two numbers, and that no addition contracts.
+        """Return the value with which a written-out iteration begins. No compiler computes it in advance (as it would a
+        product of two numbers), and no addition contracts it.
         """
         if isinstance(x, Floats):
             return replace(self._named(op, x), factors=None, place="") if x.factors else x

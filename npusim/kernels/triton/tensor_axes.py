@@ -104,7 +104,7 @@ class View(Tensor):
     place in memory; ``sums``: the same for the tensor of the sums. ``of``: the parameter, if the view has another name.
     ``cut``: the part of a view that has only some indices of an axis. ``ragged``: the view has an axis that consists of
     groups, the last of which is shorter; its size is that of complete groups. ``spans``: the first element of each
-    tensor to which addresses belong, and the one behind its last; empty for one tensor.
+    tensor to which addresses belong, and the element after its last one; empty for one tensor.
     """
 
     sizes: tuple[int, ...] = ()

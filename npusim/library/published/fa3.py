@@ -54,7 +54,7 @@ DQ_BYTES = 4
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
 #: Number of rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
 MERGE_ROWS = 8
-#: Number of bytes of K and V that are in L2 at one time: among the blocks of their heads, the longest start first
+#: Number of bytes of K and V that are in L2 at one time. Among the blocks of their heads, the longest start first
 #: (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
 #: Queries of a tile and keys of a block of the gradient kernel, without and with a mask (flash_bwd_launch_template.h).
@@ -66,9 +66,8 @@ GRADIENT_TILES: Layouts = MappingProxyType(
         128: (KernelTile(80, 128, 8), KernelTile(64, 128, 8), KernelTile(64, 128, 8)),
     }
 )
-#: Number of bytes of Q, dO and sums of dQ that are in L2 at one time (the number of their heads is a power of two):
-#: among the blocks of these heads, those of the first keys start first (hopper/tile_scheduler.hpp,
-#: SingleTileBwdLPTScheduler).
+#: Number of bytes of Q, dO and sums of dQ that are in L2 at one time. Their heads, whose number is a power of two, form
+#: a section, in which the blocks of the first keys start first (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
 GRADIENT_L2_BYTES = 40 << 20
 
 

@@ -37,11 +37,11 @@ class JointSlot:
 
 
 def joint_slots(sizes: Mapping[str, int], groups: Sequence[Sequence[str]], most: int, block: int) -> list[JointSlot]:
-    """Return the slots with which inputs need at most ``most`` slots, as few shared ones as possible; if that is
-    impossible, the slots with which they need the fewest.
+    """Return the shared slots, as few as possible, with which the inputs need at most ``most`` slots; if that is
+    impossible, the shared slots with which they need the fewest.
 
-    ``sizes``: bytes of each input, a multiple of ``block`` in a slot; ``groups``: inputs that are always loaded
-    together, in the order of their loads.
+    ``sizes``: bytes of each input, rounded up to a multiple of ``block`` in a slot; ``groups``: inputs that are always
+    loaded together, in the order of their loads.
     """
     result, excess = list[JointSlot](), len(sizes) - max(1, most)
     for group in sorted(groups, key=len, reverse=True):

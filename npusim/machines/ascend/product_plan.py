@@ -435,8 +435,8 @@ class KernelFields(RegisterFields):
         default=None,
         description=(
             "published kernel, or your own FILE.py:NAME; default: the kernel of the preset, which the "
-            "result names; if this kernel must be named to run, a prefill uses the kernel of CANN, with its "
-            "order and tile"
+            "result names; if the preset's kernel runs only when you name it, a prefill uses CANN's kernel, "
+            "with the order and the tile of CANN"
         ),
     )
     barriers: Barriers | None = Field(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _COMPARED_AT = (2, 5)
 _UNSTATED = (
     "The text has the values, the order, the buffers and the flags of the program. It does not state the time: "
-    "costs, L2 and the launch are the device's. A wait for a flag between cores stops the scalar unit of its "
-    "core; in the program it stops one pipe. Slots of a ring in a core begin at 0 for each block. The device "
-    "computes sums of rows, exponentials and products in its own way."
+    "costs, L2 and the launch are the device's. On the device, a wait for a flag between cores stops the scalar "
+    "unit of its core; in npusim's program it stops one pipe. Slots of a ring in a core begin at 0 for each block. "
+    "The device computes sums of rows, exponentials and products in its own way."
 )
 
 

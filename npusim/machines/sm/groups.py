@@ -299,8 +299,8 @@ def kernel_tiling(
     """Return how warps execute a compiled phase other than attention, and a note on the number of blocks that a core
     holds.
 
-    ``down``: number of warps down the rows of its product; if it is 0 (unknown), the same number as across. ``called``:
-    the schedule under which a compiler's registers are listed.  Raises errors as `group_tiling` does.
+    ``down``: number of warps down the rows of its product; 0 if unknown, which stands for the number of warps across.
+    ``called``: the schedule under which a compiler's registers are listed.  Raises errors as `group_tiling` does.
     """
     issue = warp_issue(device)
     product_stage = next((s.rows[0] for s in phase.stages if s.is_product), None)

@@ -74,8 +74,8 @@ ROUNDS = 8
 #: Number of keys of a step if the device's file does not describe registers.
 KEYS = 64
 EXPONENTIAL = "the bits of the hardware's EX2 are not public: powers of two are assumed to be correctly rounded"
-#: Functions of float32 that are instructions of an H200, the architecture on which their bits were measured, and the
-#: text of the note (`FAST`).
+#: Functions of float32 that are instructions of an H200; the architecture on which their bits were measured; the text
+#: of the note on them (`FAST`).
 HOPPERS, MEASURED_ON = frozenset({"exp2.hopper_ex2", "div.hopper_full"}), "sm_90"
 FAST = (
     "{}: the instructions of an H200{}, to which nvcc compiles exp2f and 1 / l times O with --use_fast_math "

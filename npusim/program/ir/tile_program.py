@@ -263,7 +263,9 @@ class Cost(NamedTuple):
     idle_bytes: tuple[tuple[str, int], ...] = ()
 
     def at_rate(self, rate: float) -> Cost:
-        """Return the cost on a unit with ``rate`` of its stated rate; latencies and bytes on links do not change."""
+        """Return the cost on a unit whose rate is ``rate`` times the stated one; latencies and bytes on links do not
+        change.
+        """
         if rate == 1.0:
             return self
         terms = tuple((key, cycles / rate) for key, cycles in self.terms)

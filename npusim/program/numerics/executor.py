@@ -376,7 +376,9 @@ class Lockstep:
             self.execute(resolved, twins)
 
     def execute(self, resolved: ResolvedOp, twins: Sequence[TileOp] = ()) -> None:
-        """Execute one operation of all blocks, whose coordinates are `Lanes`, or of the first with its ``twins``."""
+        """Execute one operation for all blocks: ``resolved`` with `Lanes` as coordinates, or ``resolved`` for the first
+        block and its ``twins`` for the others.
+        """
         for index, step in enumerate(resolved.op.steps):
             self._step(resolved, index, [step, *[op.steps[index] for op in twins]])
 

@@ -128,10 +128,10 @@ HEAP_TYPE = record("key engine")
 #: Types of the records of a state's arrays.
 STATE_TYPES: Mapping[str, Any] = MappingProxyType(
     {
-        # ``op``: the operation, or -1.  ``wait_at``: its next wait, -1 after it has begun.  ``ready``: the end of its
-        # waits so far.  ``in_flight``: its unfinished transfers, or ``ASKING`` for pipes.  ``head`` and ``length``:
-        # first entry and length of the queue.  ``blocked``: the dispatcher that waits for a free entry, or -1.
-        # ``next_waiter``: the engine that waits for the same counter, or -1.  ``free``: the end of the previous
+        # ``op``: the operation, or -1.  ``wait_at``: its next wait, or -1 after the operation has begun.  ``ready``:
+        # the end of its waits so far.  ``in_flight``: its unfinished transfers, or ``ASKING`` for pipes.  ``head`` and
+        # ``length``: first entry and length of the queue.  ``blocked``: the dispatcher that waits for a free entry, or
+        # -1. ``next_waiter``: the engine that waits for the same counter, or -1.  ``free``: the end of the previous
         # operation.  ``end``: the time of the last result, for which flags wait.  ``idle``: cycles without an
         # instruction.  ``waited``: cycles in which another operation had its pipes.
         "engine": record(
