@@ -804,7 +804,7 @@ class LanePipe(RatedUnit):
 class PairSpec(SpecModel):
     """Two lanes whose results can return in the same cycle."""
 
-    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+    distance_count: PositiveWhole = Field(description="XOR of the indices of the two lanes")
 
 
 class PhaseSpec(SpecModel):

@@ -198,7 +198,9 @@ class KernelTimes(SpecModel):
     @model_validator(mode="after")
     def _blocks_have_a_core(self) -> Self:
         if self.core is None and (self.attention or self.linear):
-            raise fault_at("core", "missing; it names the kind of core that runs blocks of attention and linear")
+            raise fault_at(
+                "core", "missing; it names the kind of core that runs the blocks of `attention` and `linear`"
+            )
         return self
 
 

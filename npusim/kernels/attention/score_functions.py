@@ -132,8 +132,8 @@ _with_problem = lru_cache(maxsize=64)(with_score)
 class HeadValues(ByIndices):
     """The addend of each query head, computed from indices for every tile, so that no matrix is in memory.
 
-    ``numbers`` of all query heads, of which ``packed`` are stacked: each row has a number or, if there are columns, a
-    slope times (key - query).
+    ``numbers``: one for each query head; ``packed``: number of heads that are stacked in a block.  Each row has its
+    head's number or, if there are columns, this number, as a slope, times (key - query).
     """
 
     numbers: tuple[float, ...]

@@ -99,7 +99,7 @@ class OwnElements(SameValues, ABC):
             self._note_access(op, of, np.where(held, at, -1), "", is_store=op.name == "tt.store")
 
     def _check_order(self, of: str, before: _Access, new: _Access) -> None:
-        """Compare an access with an earlier one of the same tensor, of which one is a store."""
+        """Compare an access with an earlier one of the same tensor; one of the two is a store."""
         stored, other = (new, before) if new.is_store else (before, new)
         if not len(stored.elements):
             return

@@ -120,7 +120,7 @@ def _by_head(phase: Phase) -> Phase:
 
 
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
-    """Return the numbers of instructions of a tile's loop and of the code around the loop; 0 if not known."""
+    """Return the number of instructions of a tile's loop, and that of the code around the loop; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
     loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
     return loop, around[2 * causal + is_ragged]

@@ -428,7 +428,7 @@ class CubeProduct:
         return self._slot(n, rows, cols, self._pitch(n, block, tile, cols), first=first, last=last)
 
     def _pitch(self, n: str, block: WorkTile, tile: Visit, cols: int) -> int:
-        """Return the columns of the slot that contains an operand: those of the operand of which it is a view."""
+        """Return the columns of the slot that contains an operand; for a view, those of the operand that it views."""
         return self.frame.cols(self.frame.views.get(n, n), block, tile) if self.modes[n] == "view" else cols
 
     def _slot(self, n: str, rows: int, cols: int, pitch: int, *, first: bool, last: bool) -> RingTile:

@@ -403,7 +403,7 @@ class RegisterFields(VectorFields):
         default=PING_PONG,
         ge=1,
         le=4,
-        description="number of slots of L0A, L0B and L0C; with 1 the core waits until each result has left L0C",
+        description="number of slots of each of L0A, L0B and L0C; with 1 the core waits until each result has left L0C",
     )
     route: Route | None = Field(
         default=None,

@@ -237,7 +237,7 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An operation, and the numbers of the tasks whose results it needs, each with ``size_bytes``."""
+    """An operation, and the indices of the tasks whose results it needs, each with ``size_bytes``."""
 
     op: TileOp
     after: tuple[int, ...] = ()

@@ -169,7 +169,8 @@ class GroupModel:
         return Cost(ceil(tally.cycles), latency, links, terms, pipes, share)
 
     def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
-        """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
+        """Return the cost of a part of an iteration by its machine code; each group of the block executes a share of
+        it.
 
         The use of a core that blocks share is counted in issue slots, because these are the one resource that all
         instructions need.

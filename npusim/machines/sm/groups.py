@@ -94,8 +94,8 @@ ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
 INDEX = "FMA.ops.mul"
 #: Costs of an index, keys of a device file.
 COMPUTED = "instructions_count", "wait_cycles"
-#: Numbers of elements of a row, and the number of warps that a block has above each.  source: unsloth/kernels/utils.py,
-#: calculate_settings
+#: Lengths of a row, in elements, and the number of warps that a block has above each length.  source:
+#: unsloth/kernels/utils.py, calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
-#: Number of blocks above which it is faster to compute by columns than block by block.
+#: Number of blocks above which a computation on columns of all blocks is faster than one block by block.
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, number of columns (the number of rows may grow).
 Key = tuple[str, int, int, int, int, int]

@@ -229,7 +229,7 @@ def _stored_in_parts(program: TileProgram) -> set[str]:
 def _own_error(program: TileProgram, computed: list[Array], references: list[Array]) -> ErrorSummary:
     """Return the error of the output's blocks; for a part of a tensor, the error of the elements that it stores.
 
-    An integer of which all bits are set counts as not stored.
+    An integer whose bits are all set counts as not stored.
     """
     fmt = program.tensors["o"].fmt
     if "o" not in _stored_in_parts(program):

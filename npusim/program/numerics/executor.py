@@ -364,9 +364,9 @@ class Lockstep:
         self._may_share = self._is_one_program and not self.is_counted and not self.observers
         #: Loads of tiles that the lanes do not share, by operation and step.
         self._unshared: set[tuple[str, int]] = set()
-        #: The number of each block; variants may run equal blocks.
+        #: The index of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
-        #: For each lane its tensors and the number of its block, because it takes long to hash a block.
+        #: For each lane its tensors and the index of its block, because it takes long to hash a block.
         self._numbered = [(lane.tensors, self._distinct[lane.block]) for lane in lanes]
 
     def run(self) -> None:

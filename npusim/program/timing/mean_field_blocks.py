@@ -108,7 +108,7 @@ class BlockTable:
     def add(self, state: int, numbers: Ints, others: Ints) -> None:
         """Simulate a block that begins in ``state``, and store its time; ``others``: shares of other blocks' transfers.
 
-        ``numbers``: the numbers of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` if scalar
+        ``numbers``: the indices of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` if scalar
         units are too far apart, or if blocks have too little in common.
         """
         r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]
