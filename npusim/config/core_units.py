@@ -214,7 +214,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Number of bytes of the widest format; a block has an integer number of elements of every format.
+#: Size in bytes of the widest format, so that a block has a whole number of elements of every format.
 WIDEST_BYTES = 8
 
 

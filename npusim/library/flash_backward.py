@@ -405,7 +405,7 @@ SIZES: Mapping[str, float] = MappingProxyType(
 )
 
 
-#: Number of elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
+#: Number of elements in a vector core's slice: UB then holds two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 

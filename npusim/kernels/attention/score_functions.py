@@ -156,7 +156,9 @@ class HeadValues(ByIndices):
 
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
-    """Return numbers of query heads as a kernel's addend in format ``fmt``: slopes of ``alibi``, or of each row."""
+    """Return the numbers of the query heads as a kernel's addend in format ``fmt``: slopes (``alibi``), or one for each
+    row.
+    """
     cols = max(2, problem.seq_kv) if name == "alibi" else 1
     sizes = problem.last_offset, problem.seq_q * packed, cols, _queries(problem, packed)
     return HeadValues(name, fmt, len(numbers) // packed, *sizes, numbers, packed)

@@ -74,7 +74,7 @@ class OwnElements(SameValues, ABC):
         return [o for o in self._made if o.name.startswith(names)]
 
     def _note_access(self, op: Op, of: str, places: Integers, view: str, *, is_store: bool) -> None:
-        """Note the elements of an access, (programs, iterations, lanes), -1 of no element; refuse elements whose value
+        """Note the elements of an access, (programs, iterations, lanes), -1: no element; refuse elements whose value
         would depend on the order of programs, or that the program itself stored before.
         """
         if not self._is_own(of):

@@ -134,7 +134,7 @@ class CubeProduct:
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
-        #: Number of elements of k that are loaded at once.
+        #: Number of elements along k that are loaded at once.
         self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}
         self.rings: dict[str, Ring] = {}
         self.opened = list(self.held)

@@ -109,8 +109,8 @@ class AscendTiling:
 
 #: Number of blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Number of bytes of a row of A in one load of the vendor's products: four pieces of 64 elements of 16 bits (stepK 4 of
-#: the Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
+#: Number of bytes that one load of the vendor's products reads from a row of A: four pieces of 64 elements of 16 bits
+#: (stepK 4 of the Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
 #: kernels/manual/a5/matmul_mxfp8_performance).
 LOADED_BYTES = 512
 

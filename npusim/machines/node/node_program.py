@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
-#: Number of rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
+#: Number of rows in a block of the attention: cuts inside a block would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
 #: The role of a kernel in a layer: its part in the table of a run, and in the node file's table of times.
 KernelRole = Literal["attention", "decode", "linear", "rows"]

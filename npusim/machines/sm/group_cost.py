@@ -64,7 +64,7 @@ MATRIX_BYTES = 32
 GAP_COLUMNS = 16
 #: Number of bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
-#: Number of bytes of a lane's spilled register.
+#: Size in bytes of a lane's spilled register.
 LANE_BYTES = 4
 #: Number of accesses to shared memory of a reduction across warps, and number of its steps for the rows of a lane
 #: (hopper.md sections 2, 3).

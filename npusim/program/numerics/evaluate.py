@@ -105,7 +105,7 @@ Blocks = Mapping[str, Sequence[Any]]
 Choice = str | int | Sequence[int]
 #: A number or a range in a text of indices; a number with more digits is not an index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
-#: Number of elements of K that a sample may read: this limits the memory and the time of the default sample.
+#: Largest number of elements of K that a sample may read: this limits the memory and the time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
 #: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
 #: fewer if these are long (`sample_rows`).

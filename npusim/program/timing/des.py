@@ -187,7 +187,8 @@ class Engine:
     def _launch(self, now: int) -> None:
         """Schedule the operation, which starts when the last of its flags is visible.
 
-        The end of the operation is known at once, unless it uses shared links or pipes, which it joins when it starts.
+        The end of the operation is known immediately, unless the operation uses shared links or pipes, which it joins
+        when it starts.
         """
         op = self.op
         assert op is not None

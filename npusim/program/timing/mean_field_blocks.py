@@ -207,8 +207,8 @@ def sole_member(code: Code, groups: int) -> Program:
 
 
 def slack(program: Program) -> list[int]:
-    """Return the number of others' transfers, in parts, with which the group's own transfers are still as fast as its
-    port.
+    """Return the number of other groups' transfers, in parts, up to which the group's own transfers run at its port's
+    speed.
     """
     fits: list[list[int]] = [[] for _ in program.link]
     for op, following in pairwise(program.op):
