@@ -50,7 +50,7 @@ COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
 NONE = -1
 #: All kinds of accesses.
 ACCESSES = SHARED | LOCAL | {COPY, LOAD}
-#: Stores: their operands are free only when memory has them; other instructions read their operands at once.
+#: Stores: their operands are free only when memory has them; other instructions read their operands immediately.
 STORES = frozenset({"STS", "STL", "STSM"})
 #: Smallest number of bytes of a lane in loads of rows; smaller loads read places.  Number of bytes that a load brings
 #: to L1; number that L2 reads from memory at once; bytes of a line of L1.  source: CUDA C++ Programming Guide, global

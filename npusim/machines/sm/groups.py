@@ -103,8 +103,9 @@ ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 class BlockTile:
     """Properties that determine the block of an attention: sizes, formats, and the kernel, with its warps and stages.
 
-    ``is_awaited``: the result of P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes of an
-    element of K and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's tile.
+    ``is_awaited``: the result of P V is used immediately.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes
+    of an element of K and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's
+    tile.
     """
 
     kernel: str

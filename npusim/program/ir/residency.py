@@ -100,7 +100,7 @@ def residency(
     multiprocessor read for 6,700 cycles, of which 4,900 are the bytes read), and the next launch evicts the lines that
     this one leaves. ``staying``: two shares of L2; launches on the same bytes find all inputs in L2 up to the first
     share, and none from the second on. ``most_dirty_bytes``: number of written bytes in a full L2 at most; L2 writes
-    further bytes back at once.
+    further bytes back immediately.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)

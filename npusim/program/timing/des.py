@@ -6,7 +6,7 @@ for its occupancy (stretched while links are shared), and sets its own flags whe
 queue have completed.  All times are integer cycles of the clock.
 
 The processes are callbacks of SimPy events, not generators: they resume at half the cost, and an engine whose next
-operation can start at once does so without an event.
+operation can start immediately does so without an event.
 """
 
 from __future__ import annotations
