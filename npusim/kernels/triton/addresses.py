@@ -25,6 +25,8 @@ NO_TENSOR = "accesses memory by an address at which the recording found no tenso
 #: An operation that TTIR does not have: it returns a pointer into the argument that is its first operand, at the byte
 #: to which its second operand points in another argument.
 REINTERPRETED = "npusim.reinterpreted"
+#: An operation that TTIR does not have: the bytes of addresses of whole elements; others are refused.
+OF_ELEMENTS = "npusim.of_elements"
 _TO_POINTER = "tt.int_to_ptr"
 _TABLES = ("tt.load", "tt.descriptor_load")
 
@@ -197,7 +199,8 @@ def _offset(op: Op, argument: str, kind: str, size: int) -> list[Op]:
     first = number(FIRST)
     parts = [first, one("arith.subi", [op.operands[0], *first.results], f"arith.subi : {of}", of)]
     if size > 1:
-        unit = number(size)
+        unit, last = number(size), parts[-1].results
+        parts.append(one(OF_ELEMENTS, last, f"{OF_ELEMENTS} {{size = {size} : i32}} : {of}", of))
         parts += [unit, one("arith.divsi", [*parts[-1].results, *unit.results], f"arith.divsi : {of}", of)]
     offset, pointer = parts[-1].results[0], argument
     if of.startswith("tensor"):
