@@ -165,8 +165,8 @@ class L2Spec(SpecModel):
     stays: StaysSpec | None = Field(
         default=None,
         description=(
-            "share of its inputs that a launch finds in L2 if an earlier launch read the same bytes; absent: "
-            "0.885 and 1.3275"
+            "inputs that a launch finds in L2 if an earlier launch read the same bytes, by their size as a share of "
+            "the capacity; absent: all inputs up to 0.885, none above 1.3275"
         ),
     )
 

@@ -101,7 +101,7 @@ BlockRows = tuple[int, int, int]
 Programs = Mapping[str, "TileProgram"]
 #: Blocks to execute, by phase.
 Blocks = Mapping[str, Sequence[Any]]
-#: ``sample``, ``all``, or indices: numbers, or their text (`indices`).
+#: ``sample``, ``all``, or indices, as integers or as a text (`indices`).
 Choice = str | int | Sequence[int]
 #: A number or a range in a text of indices; a number with more digits is not an index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
