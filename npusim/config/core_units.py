@@ -485,8 +485,8 @@ class SharingSpec(IssueSpec):
         default=None,
         description=(
             "additional time of such a number if it comes from memory instead of L2, averaged over blocks of "
-            "several heads that read it at about the same time; missing, and for a block's own numbers: "
-            "miss_extra_latency_cycles of L2"
+            "several heads that read it at about the same time; if missing, and for a block's own numbers, "
+            "miss_extra_latency_cycles of L2 applies"
         ),
     )
     barrier_cycles: Quantity

@@ -135,9 +135,9 @@ class L2Spec(SpecModel):
     written_wait_cycles: PositiveWhole | None = Field(
         default=None,
         description=(
-            "additional latency of a read that misses, in a loop that stores results, if lines that are written back "
-            "take all of memory's time; otherwise in proportion to the geometric mean of the shares of the time that "
-            "these lines, and all lines, take"
+            "additional latency of a read that misses, in a loop that stores results, while memory only writes lines "
+            "back; otherwise it is multiplied by the geometric mean of two shares of the time: that of the lines "
+            "written back, and that of all lines"
         ),
     )
     writes: Choice[Literal["back", "through"]] | None = Field(

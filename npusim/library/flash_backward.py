@@ -436,7 +436,7 @@ class BackwardFields(Tiling):
     method: Method = Field(
         default="apart",
         description=(
-            "which kernel adds up dQ: one whose blocks have queries, or one whose blocks have keys, in memory"
+            "kernel that adds up dQ: one whose blocks are queries, or one whose blocks are keys, which adds in memory"
         ),
         json_schema_extra=part_of("source"),
     )

@@ -448,7 +448,7 @@ class KernelFields(RegisterFields):
     together: int | None = Field(
         default=None,
         ge=1,
-        description="number of tiles that cores pass on at a time; default: the kernel's choice",
+        description="number of tiles that a core passes to another at a time; default: the kernel's choice",
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(
