@@ -2,7 +2,7 @@
 
 Verbs of one kind share a module; ``app`` combines them and turns errors into exit codes, ``options`` has the options
 that several verbs share, ``console`` is the only module that prints.  No module here imports numpy before a verb needs
-it, so that ``npusim --help`` answers at once.
+it, so that ``npusim --help`` answers immediately.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def server_of(limits: Limits, jobs: int) -> MCPServer[Any]:
         is_over = Event()
 
         def in_turn() -> Value:
-            # a cancelled call gives up its turn at once, but its thread ends later; two simulations never overlap
+            # a cancelled call gives up its turn immediately, but its thread ends later; two simulations never overlap
             with alone:
                 if is_over.is_set():
                     raise SpecError("cancelled")

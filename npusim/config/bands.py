@@ -57,8 +57,8 @@ STUDENT = MappingProxyType({3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8:
 A_DOUBLING = 0.03
 #: The class of a GPU's tile that does not fit in registers: errors there are up to four times as large.
 SPILLED = "spilled registers"
-#: Largest number of columns of a product's tile on Ascend for which each row in memory is one block of 32 bytes: errors
-#: there are up to four times as large.
+#: Largest number of columns with which each row of a product's tile in an Ascend device's memory is one block of 32
+#: bytes. The errors of such tiles are up to four times as large.
 FEWEST_COLUMNS = 16
 #: Facts about a board and its settings, which are not numbers of the model.
 OF_NO_MODEL = ("facts.", "held_")

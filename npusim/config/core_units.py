@@ -214,7 +214,7 @@ class VectorOpSpec(SpecModel):
     )
 
 
-#: Number of bytes of the widest format; a block has an integer number of elements of every format.
+#: Size in bytes of the widest format, so that a block has a whole number of elements of every format.
 WIDEST_BYTES = 8
 
 
@@ -485,8 +485,8 @@ class SharingSpec(IssueSpec):
         default=None,
         description=(
             "additional time of such a number if it comes from memory instead of L2, averaged over blocks of "
-            "several heads that read it at about the same time; missing, and for a block's own numbers: "
-            "miss_extra_latency_cycles of L2"
+            "several heads that read it at about the same time; if missing, and for a block's own numbers, "
+            "miss_extra_latency_cycles of L2 applies"
         ),
     )
     barrier_cycles: Quantity
@@ -804,7 +804,7 @@ class LanePipe(RatedUnit):
 class PairSpec(SpecModel):
     """Two lanes whose results can return in the same cycle."""
 
-    distance_count: PositiveWhole = Field(description="XOR of the numbers of the two lanes")
+    distance_count: PositiveWhole = Field(description="XOR of the indices of the two lanes")
 
 
 class PhaseSpec(SpecModel):

@@ -70,7 +70,7 @@ class RoundsSpec(SpecModel):
     """Rounds of blocks without a loop, each of which loads a row, computes, stores it, and is replaced by another one.
 
     The time of a round is a norm of two times: of the round if no other block uses memory, and of memory for the bytes
-    of all blocks.  The larger the norm's exponent, the less the smaller of the two adds.
+    of all blocks.  The larger the norm's exponent, the less the shorter of the two times adds.
     """
 
     round_trip_cycles: WholeQuantity = Field(
@@ -135,9 +135,9 @@ class L2Spec(SpecModel):
     written_wait_cycles: PositiveWhole | None = Field(
         default=None,
         description=(
-            "additional latency of a read that misses, in a loop that stores results, if lines that are written back "
-            "take all of memory's time; otherwise in proportion to the geometric mean of the shares of the time that "
-            "these lines, and all lines, take"
+            "additional latency of a read that misses, in a loop that stores results, while memory only writes lines "
+            "back; otherwise it is multiplied by the geometric mean of two shares of the time: that of the lines "
+            "written back, and that of all lines"
         ),
     )
     writes: Choice[Literal["back", "through"]] | None = Field(
@@ -165,8 +165,8 @@ class L2Spec(SpecModel):
     stays: StaysSpec | None = Field(
         default=None,
         description=(
-            "share of its inputs that a launch finds in L2 if an earlier launch read the same bytes; absent: "
-            "0.885 and 1.3275"
+            "inputs that a launch finds in L2 if an earlier launch read the same bytes, by their size as a share of "
+            "the capacity; absent: all inputs up to 0.885, none above 1.3275"
         ),
     )
 

@@ -145,7 +145,7 @@ UnreadKeys = Callable[[str], Mapping[str, str]]
 
 
 def reader_of(device: DeviceSpec, key: str, unread: UnreadKeys | None = None, *, in_node: bool = False) -> str | None:
-    """Return the option that would read a key that changes no prediction on ``device``; None if the key changes one.
+    """Return what would read a key that has no effect on predictions for ``device``; None if the key has an effect.
 
     ``in_node``: the device belongs to a node.
     """

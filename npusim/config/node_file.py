@@ -82,8 +82,8 @@ class DriverMode(SpecModel):
         return 0.0 if self.local_bytes_per_s is None else 1.0 / float(self.local_bytes_per_s.value)
 
     def transfer_bytes_per_s(self, most: int, ranks: int, size_bytes: int | None) -> float:
-        """Return the rate of those of ``most`` engines that transfer a message of ``size_bytes`` per rank; None: the
-        rate of all engines.
+        """Return the rate of the engines, at most ``most``, that transfer a message of ``size_bytes`` per rank; None:
+        the rate of all of them.
 
         NCCL uses complete channels.  Here a fraction of the last channel is used too, because otherwise a message could
         be slower than a slightly longer one.  Multiples of the step have the same value.
@@ -198,7 +198,9 @@ class KernelTimes(SpecModel):
     @model_validator(mode="after")
     def _blocks_have_a_core(self) -> Self:
         if self.core is None and (self.attention or self.linear):
-            raise fault_at("core", "missing; it names the kind of core that runs blocks of attention and linear")
+            raise fault_at(
+                "core", "missing; it names the kind of core that runs the blocks of `attention` and `linear`"
+            )
         return self
 
 

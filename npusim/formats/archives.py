@@ -16,7 +16,8 @@ from npusim.units import format_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Largest number of bytes of a file, and of all its arrays: Q, K and V of 32 heads of 128 over half a million tokens.
+#: Largest size in bytes of a file, and of all its arrays together: Q, K and V of 32 heads of 128 for half a million
+#: tokens.
 MOST_BYTES = 16 << 30
 #: Deflate expands one byte to at most 1,032 (zlib's technical notes): a member with a larger ratio is invalid.
 _MOST_RATIO = 1032

@@ -69,7 +69,7 @@ def _check_shapes(a: Array, b: Array, c: Array | None, arithmetic: MmaArithmetic
 def checked_operands(
     a: ArrayLike, b: ArrayLike, c: ArrayLike | None, arithmetic: MmaArithmetic, *, is_shared: bool = False
 ) -> tuple[Array, Array, Array | None, tuple[int, ...]]:
-    """Return A, B and C as arrays and the shape of the result; ``is_shared``: each A states the number of its B.
+    """Return A, B and C as arrays and the shape of the result; ``is_shared``: each A states the index of its B.
 
     Raises `FormatError` if a dtype or a shape does not fit.
     """
@@ -125,7 +125,7 @@ def matmul(
         ``ml_dtypes.float8_e8m0fnu``; the sign of an E4M3 scale is ignored), leading axes as the operand's; None: 1.
         A scale of NaN makes its products NaN.
     b_of
-        For ``a`` (A, M, K) and ``b`` (B, K, N), if several A share one B: the number of the B for each A.  None:
+        For ``a`` (A, M, K) and ``b`` (B, K, N), if several A share one B: the index of the B for each A.  None:
         leading axes broadcast.
     threads
         Threads to use; default ``NPUSIM_THREADS``, else 1.  Bits do not depend on it.

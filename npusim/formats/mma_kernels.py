@@ -29,9 +29,7 @@ COLUMNS = 256
 
 @kernel
 def sequential_float32(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
-    """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: the numbers of its A
-    and B.
-    """
+    """Overwrite each C with a chain of float32 fused multiply-adds, ascending k; ``which``: indices of its A and B."""
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
         for i in range(c.shape[0]):
@@ -43,9 +41,7 @@ def sequential_float32(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any
 
 @kernel
 def sequential_float64(left: NDArray[Any], right: NDArray[Any], out: NDArray[Any], which: NDArray[Any]) -> None:
-    """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: the numbers of its A
-    and B.
-    """
+    """Overwrite each C with a chain of float64 fused multiply-adds, ascending k; ``which``: indices of its A and B."""
     for n in range(out.shape[0]):
         a, b, c = left[which[0, n]], right[which[1, n]], out[n]
         for i in range(c.shape[0]):
@@ -192,7 +188,7 @@ def fused_kernel(block: int) -> Callable[..., None]:
 
     The kernel takes A (matrices, M, K) and B (matrices, K, N) as (values with 0 for NaN and Inf, exponents, the values
     themselves, whether the block that starts at a k has NaN or Inf: (M, K) and (1, K)), contiguous C (matrices, M, N),
-    for each C the numbers of its A and B: (2, matrices), and (F, smallest alignment exponent, mask of the result's
+    for each C the indices of its A and B: (2, matrices), and (F, smallest alignment exponent, mask of the result's
     pattern, 1 for float16 results).  The block length is a constant of the compiled code, so that its loops unroll and
     the loops over columns become the innermost, vectorised ones.
     """

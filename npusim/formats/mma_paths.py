@@ -42,7 +42,7 @@ class MmaProblem:
 
     @property
     def each(self) -> int:
-        """The numbers of elements of one A, one B and one C."""
+        """The number of elements of one A, of one B and of one C."""
         return sum(math.prod(x.shape[1:]) for x in (self.a, self.b, self.out))
 
     def parts(self, elements: int) -> Iterator[MmaProblem]:
@@ -99,7 +99,7 @@ class Multiplier:
         return (values,)
 
     def run(self, a: Lanes, b: Lanes, c: Array, which: Array) -> None:
-        """Overwrite contiguous C (matrices, M, N) with D; ``which``: for each C the numbers of its A and B."""
+        """Overwrite contiguous C (matrices, M, N) with D; ``which``: for each C the indices of its A and B."""
         raise NotImplementedError
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: A node is a group of terms that are added and rounded once: products by their k, ``C``, and the results of other
 #: nodes.
 Tree = int | tuple[Any, ...]
-#: The accumulator's place in a tree.
+#: The entry of a tree that represents the accumulator.
 C = -1
 #: Exponent of a zero, which does not affect an alignment.
 NO_EXPONENT = -9999

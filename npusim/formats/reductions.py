@@ -120,8 +120,7 @@ def reduce_sum(
 
 
 def rows_order(order: str, columns: int, of_sums: str) -> str:
-    """Return the order of sums of rows of this number of ``columns``, and then ``of_sums``, the order of the sums of
-    these sums.
+    """Return the order that sums rows of ``columns`` elements, and then these sums in the order ``of_sums``.
 
     >>> rows_order("lanes_2x32x1", 64, "sequential")
     'lanes_2x32x1/64+sequential'
@@ -178,8 +177,8 @@ def in_trees(order: str) -> str:
 
 
 def normal_order(order: str, size: int) -> str:
-    """Return the order of a sum of this number of elements without the lanes and warps that only hold copies of other
-    lanes' elements.
+    """Return the order of a sum of ``size`` elements, without the lanes and warps that only hold copies of other lanes'
+    elements.
 
     >>> normal_order("lanes_1x32x16", 128), normal_order("lanes_2x4x2_64", 64)
     ('lanes_1x32x4', 'mma_lanes')

@@ -405,7 +405,7 @@ SIZES: Mapping[str, float] = MappingProxyType(
 )
 
 
-#: Number of elements of a slice of a vector core: UB then holds two tiles of scores and two tiles of product operands.
+#: Number of elements in a vector core's slice: UB then holds two tiles of scores and two tiles of product operands.
 SLICE = 4096
 
 
@@ -436,7 +436,7 @@ class BackwardFields(Tiling):
     method: Method = Field(
         default="apart",
         description=(
-            "which kernel adds up dQ: one whose blocks have queries, or one whose blocks have keys, in memory"
+            "kernel that adds up dQ: one whose blocks are queries, or one whose blocks are keys, which adds in memory"
         ),
         json_schema_extra=part_of("source"),
     )

@@ -1,7 +1,7 @@
 """FP8 attention: P cast to E4M3, with the choices of scale, key order and accumulator of real kernels.
 
-The presets follow the kernels' sources where npusim's authors have read them (reports/pcast_numerics; for
-``trtllm_xqa`` and ``sage2`` only the P-Cast paper's Table 3).
+The presets follow the kernels' sources (reports/pcast_numerics), except ``trtllm_xqa`` and ``sage2``, which follow the
+P-Cast paper's Table 3.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fp8(
 FP8 = (E4M3, "float8_e5m2")
 
 
-#: Number of elements of a slice of a vector core: half of the usual number, because the cast P needs space in UB in
+#: Number of elements in a vector core's slice: half of the usual number, because UB needs space for the cast P in
 #: addition to P.
 SLICE = 4096
 

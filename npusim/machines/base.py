@@ -67,8 +67,8 @@ class Machine:
     row_cores = 1
     #: Whether kernels of a library other than attention run.
     has_library = True
-    #: Number of elements of a slice of rows on a core that processes rows in slices; 0: the core does not process rows
-    #: in slices.
+    #: Number of elements in a slice, on a core that processes rows in slices; 0: the core does not process rows in
+    #: slices.
     slice_elements = 0
     #: The node that the machine represents; None for a single device.
     node: NodeSpec | None = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from npusim.program.ir.tile_program import Item
 
 Span = tuple[int, int]
-#: A run of tiles, and the number of its first tile among its block's.
+#: A run of tiles, and the index of its first tile among the tiles of its block.
 Placed = tuple[int, "TileRun"]
 
 

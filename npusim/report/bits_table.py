@@ -62,7 +62,7 @@ def bits_facts(record: RunRecord, *, is_full: bool = False) -> Iterator[Fact]:
             Cell(f"against {bits.against} on {bits.sample}"),
             *cells(
                 *(
-                    f"{n}: the first choice {of}; the time includes all choices, or the precision's shares of them"
+                    f"{n} selects its first choice {of}; the time includes all choices, or the shares of the precision"
                     for n, of in (bits.choices or {}).items()
                 )
             ),

@@ -39,8 +39,8 @@ UNKNOWN: Item = ("idle", "not busy")
 class Unit:
     """A queue or a shared pipe of the core group that ends last; cycles by operation, wait and idle phase.
 
-    ``work`` maps operations to the numbers of their executions and their cycles; None if the run does not state them;
-    ``waits`` does the same for waits. ``givers`` are the queues that cause a wait.
+    ``work`` maps operations to how often they are executed and how many cycles they take; None if the run does not
+    state them; ``waits`` does the same for waits. ``givers`` are the queues that cause a wait.
     """
 
     name: str

@@ -203,7 +203,7 @@ def _deciding(phase: Phase, arithmetic: str) -> set[str]:
             elif row.opcode is Opcode.FOLD:
                 along = slice(1) if row.is_down else slice(-1, None)
                 axes |= {a for n in row.srcs if not isinstance(n, float) for a in phase.names[n].axes[along]}
-            # along the last axis, because sums end where a tile of this axis ends
+            # the last axis, because sums end where a tile ends along this axis
             elif row.opcode in (Opcode.CUMSUM, Opcode.SCAN):
                 axes.add(phase.names[row.dst].axes[-1])
             elif row.opcode is Opcode.ROW_SUM and not isinstance(row.srcs[0], float):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """Return the text, and a list of what it does not state."""
 
 
-#: Number of columns of a comment.
+#: Width of a comment in columns.
 WIDTH = 118
 #: The lengths of a request that may grow.
 GROWING = ("seq", "seq_q", "seq_kv", "batch")

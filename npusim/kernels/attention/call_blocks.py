@@ -249,7 +249,7 @@ def longest_first(blocks: Sequence[WorkTile], heads: int | None = None) -> list[
 def as_free(
     blocks: Sequence[WorkTile], cores: int, residents: int = 1
 ) -> tuple[Sequence[WorkTile], tuple[tuple[int, ...], ...]]:
-    """Return the blocks with their slots, and the numbers of each core's blocks in order.
+    """Return the blocks with their slots, and the indices of each core's blocks in order.
 
     Blocks start in the order given, each at the slot that is free first (the first slot of every core before any second
     one), as with a GPU's dispatcher or a work list; blocks of a series (`SERIES`) run at one slot in order. The

@@ -132,8 +132,8 @@ _with_problem = lru_cache(maxsize=64)(with_score)
 class HeadValues(ByIndices):
     """The addend of each query head, computed from indices for every tile, so that no matrix is in memory.
 
-    ``numbers`` of all query heads, of which ``packed`` are stacked: each row has a number or, if there are columns, a
-    slope times (key - query).
+    ``numbers``: one for each query head; ``packed``: number of heads that are stacked in a block.  Each row has its
+    head's number or, if there are columns, this number, as a slope, times (key - query).
     """
 
     numbers: tuple[float, ...]
@@ -156,7 +156,9 @@ class HeadValues(ByIndices):
 
 
 def head_values(name: str, numbers: tuple[float, ...], problem: Problem, fmt: str, packed: int = 1) -> HeadValues:
-    """Return numbers of query heads as a kernel's addend in format ``fmt``: slopes of ``alibi``, or of each row."""
+    """Return the numbers of the query heads as a kernel's addend in format ``fmt``: slopes (``alibi``), or one for each
+    row.
+    """
     cols = max(2, problem.seq_kv) if name == "alibi" else 1
     sizes = problem.last_offset, problem.seq_q * packed, cols, _queries(problem, packed)
     return HeadValues(name, fmt, len(numbers) // packed, *sizes, numbers, packed)

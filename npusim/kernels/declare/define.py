@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 #: Number of queries that are examined together in the search for a query that sees no key.
 LOOKED_AT = 512
 ValueType = TypeVar("ValueType")
-#: One phase, or a phase with those facts for its machine that the tiling fields do not state.
+#: One phase, or a phase together with facts for its machine: those that the tiling fields do not state.
 Phases = Sequence["Phase | tuple[Phase, Any]"]
 #: ``phases(problem, tiling, precision, machine)``
 PhasesFunction = Callable[[Any, Any, Any, Any], Phases]

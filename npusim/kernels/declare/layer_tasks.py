@@ -101,8 +101,8 @@ class LayerTiling(OverlapTiling):
         default="graph",
         description=(
             "kernels of a layer: launched as a graph, or one by one by the host, which needs "
-            "launch.host_issue_s for each (without a framework's own time: 15 to 25 us a kernel of eager "
-            "PyTorch on an H200's host; overhead_us, or -C launch.host_issue_s=20e-6)"
+            "launch.host_issue_s for each; this time excludes a framework (eager PyTorch takes 15 to 25 us a "
+            "kernel on an H200's host: set overhead_us, or -C launch.host_issue_s=20e-6)"
         ),
     )
     offload: Literal["none", "classic", "cooperative"] = Field(

@@ -322,12 +322,12 @@ STATE_SIZES: Mapping[str, int] = MappingProxyType({"batch": 1, "heads": 16, "tok
 GATE_DIVISOR = 16
 
 
-#: Number of elements of a slice of a vector core: UB has space for an S of 128 x 128 with its product and its copy, but
+#: Number of elements in a vector core's slice: UB has space for an S of 128 x 128 with its product and its copy, but
 #: not for more.
 STATE_SLICE = 4096
 
 
-#: Number of elements of a slice in the kernel that multiplies Q and K by the gates; this kernel loads and stores seven
+#: Number of elements in a slice of the kernel that multiplies Q and K by the gates; this kernel loads and stores seven
 #: tiles.
 GATES_SLICE = 2048
 

@@ -135,8 +135,8 @@ def widest(phase: Phase, n: str) -> str:
 
 
 def views(phase: Phase, axis: str) -> dict[str, str]:
-    """Return, of the right operands of products, those that consist of the first columns of another product's right
-    operand, each with that other operand; they need no load.
+    """Return the right operands of products that need no load, because they consist of the first columns of another
+    product's right operand, each with that other operand.
 
     Only one product reads each of the two operands, in the loop along ``axis``: with latent heads V is a part of K.
     """

@@ -147,7 +147,7 @@ class WorkTable(BlockColumns):
             yield at, self._block(values, self.kinds[self.which[numbers[0]]])
 
     def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
-        """Return the numbers of the blocks of each key; None for keys that may depend on coordinates."""
+        """Return the indices of the blocks of each key; None for keys that may depend on coordinates."""
         if key_of not in (SHAPE, FAMILY):
             return None
         groups: dict[Hashable, list[Integers]] = {}

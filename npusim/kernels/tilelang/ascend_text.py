@@ -555,7 +555,7 @@ class AscendReader:
         is_own = isinstance(core, TracedValue) and core.expression == Variable(self.numbers[0] if self.numbers else "")
         if (cores,) != self.grid or not is_own or self.shared is not None:
             raise self.refuse(
-                "T.Persistent needs the blocks, T.Kernel's number of programs, and the number of this program"
+                "T.Persistent needs the blocks, T.Kernel's number of programs, and the index of this program"
             )
         counts = self.sizes(sizes)
         if len(targets) != len(counts) or any(not isinstance(t, ast.Name) for t in targets):

@@ -36,8 +36,8 @@ def refuse_reads_of_the_rest(body: Iterable[Statement]) -> None:
 
 
 class _FirstElements:
-    """Follows statements; ``known``: for axes of tiles on which not all elements have values, the number of elements
-    that have, and the line of the write.
+    """Follows statements; ``known``: for each axis of a tile along which only the first elements have values, the
+    number of these elements, and the line of the write.
     """
 
     def __init__(self) -> None:

@@ -168,8 +168,8 @@ def _is_of_iteration(own: Sequence[Access], variable: str) -> bool:
 
 
 def flattened(body: Sequence[Statement]) -> tuple[Statement, ...]:
-    """Return statements in which a loop over batches, each of which has a loop over its elements, is one loop over all
-    elements.
+    """Return statements in which each loop over batches, with an inner loop over a batch's elements, is one loop over
+    all elements.
     """
     written, uses = set(written_buffers(body)), Counter(x.buffer for x in accesses(body))
 

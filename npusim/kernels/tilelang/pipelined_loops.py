@@ -42,7 +42,7 @@ from npusim.kernels.tilelang.statements import (
 from npusim.kernels.tilelang.tile_slots import slot_tiles
 
 Body = tuple[Statement, ...]
-#: Loops before or after the main loop, each with the numbers of its statements in the main loop.
+#: Loops before or after the main loop, each with the indices of its statements in the main loop.
 Loops = list[tuple[SerialLoop, list[int]]]
 _ZERO, _TRUE, _ADDS = Literal(0), Literal(1, "bool"), Literal(0, "bool")
 

@@ -60,7 +60,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable: the number of a program, of a loop or of a parallel loop, a number of the launch, or a bound
+    """A variable: the index of a program, of a loop or of a parallel loop; a number that the launch passes; or a bound
     value.
     """
 

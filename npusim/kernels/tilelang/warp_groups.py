@@ -129,7 +129,7 @@ class _Order:
         self.groups = set[str]()
 
     def follow(self, body: Iterable[Statement], known: Mapping[str, int]) -> None:
-        """Follow statements; ``known``: the numbers of the loops around them."""
+        """Follow statements; ``known``: the present values of the variables of enclosing loops."""
         for s in body:
             self.steps += 1
             if self.steps > MOST_STEPS:

@@ -10,8 +10,7 @@ SIGN = "::"
 UNKNOWN = "?"
 #: In place of the addend of an addition: compiled code contracts no product with it.
 ROUNDED = "-"
-#: Number of letters of a kernel's name that are part of the names of files; a longer name ends with a digest in the
-#: file's name.
+#: Number of letters of a kernel's name that the names of its files have; in these a longer name ends with a digest.
 _MOST_LETTERS, _LETTERS = 80, 64
 
 

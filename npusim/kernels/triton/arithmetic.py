@@ -154,9 +154,9 @@ UNARY: Mapping[str, tuple[str, Callable[[float], float]]] = MappingProxyType(
         "arith.negf": ("(-{})", lambda x: -x),
     }
 )
-#: Functions that round to whole numbers: the text of the result for ``x``, from ``r``, the whole number nearest to
-#: ``x``; and the same function of a number.  For ``x`` below 2^23, the sum with 2^23 is rounded to a whole number, with
-#: ties to even.
+#: Functions that round to whole numbers, in two forms: the text of the result for ``x``, where ``r`` is the whole
+#: number nearest to ``x``; and a function of a number.  For ``x`` below 2^23, the sum with 2^23 is rounded to a whole
+#: number, with ties to even.
 TO_WHOLE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     {
         "math.ceil": ("where(compare({r}, {x}, 'olt'), {r} + 1.0, {r})", np.ceil),

@@ -46,7 +46,7 @@ class _Block(NamedTuple):
 
 
 def with_calls_inlined(operations: Sequence[Op], functions: Mapping[str, Called]) -> list[Op]:
-    """Return operations with those of called functions in place of calls within reductions and scans.
+    """Return operations in which the operations of called functions replace the calls within reductions and scans.
 
     A call remains if its function has an operation of another kind than `CHOICES`, or a loop of blocks.
     """

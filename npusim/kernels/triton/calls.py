@@ -33,8 +33,8 @@ INTEGERS = MappingProxyType(
 )
 #: Largest number of programs of a launch; the addresses of each program are evaluated as one block.
 MOST_PROGRAMS = 1 << 20
-#: Largest number of letters of a name or path; largest distance between integers of a tensor, because the elements
-#: between them are also stored here.
+#: Largest number of letters of a name or path; largest distance between two integers of a tensor (elements between them
+#: are stored too).
 MOST_LETTERS, MOST_INTEGERS = 4096, 1 << 27
 
 

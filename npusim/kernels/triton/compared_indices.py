@@ -70,7 +70,7 @@ def as_integers(
     """Return a comparison of converted indices as a comparison of integers, or return its result if that is known.
 
     A comparison with a number becomes a comparison with the next integer above or below it; a comparison with a number
-    beyond all indices has a known result.
+    beyond all indices is known.
     """
     word = op.text.split()[1].rstrip(",")
     if word in ("ord", "uno"):

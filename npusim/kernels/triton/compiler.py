@@ -52,8 +52,8 @@ POINTERS = MappingProxyType(
 #: The architecture whose TTIR is read for devices other than NVIDIA GPUs.
 PLAIN = 90
 _ALIGNMENT = 16
-#: The operation bits of an instruction, the values for products of warp groups (float16 and tf32, then FP8, with the
-#: left operand in shared memory and in registers), and the value for instructions that order such products.
+#: The operation bits of an instruction. Their values for products of warp groups: float16 and tf32, then FP8, each with
+#: the left operand in shared memory or in registers. Their value for instructions that order such products.
 _OPERATION, _GROUP_PRODUCTS, _WARP_GROUP = 0xFFF, frozenset({0x9F0, 0xDF0, 0x9F3, 0xDF3}), 0x9C5
 
 

@@ -486,7 +486,7 @@ class ExactProgram:
         return [x[..., 0] for x in rows]
 
     def _function_of(self, op: Op, first: Sequence[Array], second: Sequence[Array]) -> list[Array]:
-        """Return what the function of a reduction or scan makes of elements, the first ones and the second ones."""
+        """Return the result of a reduction's or scan's function of the ``first`` and the ``second`` elements."""
         self.env |= dict(zip(op.arguments, [*first, *second], strict=True))
         *inner, end = op.body
         self._run(inner)

@@ -151,7 +151,9 @@ class LaneElements(Memory, ABC):
         return result
 
     def _as_block_of(self, op: Op, x: Known) -> Known:
-        """Return a mask that is known at launch as one of values that the kernel reads; other values as they are."""
+        """Return a mask that is known at launch as a mask of values that the kernel reads; other values are returned as
+        they are.
+        """
         if not isinstance(x, ListedMask | Elements):
             return x
         block = self._known_block(op, self._unique("held"), elements_in(op, x).values, "f32")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Number of launches whose readings are stored, and the largest number of programs of such a launch: arrays have an
 #: entry for each program.
 MOST_LAUNCHES, MOST_PROGRAMS = 16, 2**14
-#: Launches of which it is known that their readings have to be checked.
+#: Launches whose readings are known to need a check.
 MOST_CHECKED = 2**10
 
 
@@ -89,7 +89,7 @@ def blocks_of(
 
 
 def _key(text: str, arguments: Mapping[str, Any], grid: tuple[int, ...], choices: Choices) -> bytes:
-    """Return a digest of all that a reading depends on, but for the choices that compiled code decides."""
+    """Return a digest of everything that a reading depends on, except the choices that compiled code decides."""
     given = [(n, repr(x), _digest(x)) for n, x in arguments.items()]
     chosen = [getattr(choices, f.name) for f in fields(choices) if f.compare and f.name not in OF_CODE]
     # the elements of sets have no order

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 #: Words for a place along each axis of a tensor, for messages.
 SIDES = ("batch", "head", "split", "row", "column")
-#: Number of readings of views (`npusim.kernels.triton.launch_axes.matched`).
+#: The freest reading of views (`npusim.kernels.triton.launch_axes.matched`).
 MOST_FREEDOM = NO_PAGES
 
 
@@ -316,7 +316,7 @@ class LaunchGrid:
             return False
         dims = x.dims[-len(x.axes) :]
         if along == ROWS and len(dims) == 1:
-            return False  # a vector of columns, of which each is a row
+            return False  # a vector of columns, each of which is a row
         return along in dims and root(x.axes[dims.index(along)]) == root(stored.value.axes[-1]) is not None
 
     def _is_of_rows(self, axes: tuple[str | None, ...]) -> bool:

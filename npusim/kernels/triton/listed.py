@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MOST_LISTED = 1 << 22
 #: Number of bits of integers that are read without their sign.
 BYTE = 8
-#: For each relation the one that is true of two numbers in the other order.
+#: For each relation, the relation that is true of the same two numbers in the other order.
 _TURNED: Mapping[str, str] = MappingProxyType({"slt": "sgt", "sgt": "slt", "sle": "sge", "sge": "sle"})
 _SUMS = ("addi", "subi", "addptr")
 _JOINED: Mapping[str, Callable[..., Booleans]] = MappingProxyType(

@@ -930,8 +930,8 @@ class Memory(ExactIntegers):
         return tensor.with_one_index(pointer, left) if type(tensor) is View else pointer
 
     def _of_one_row(self, pointer: Affine, lanes: list[Integers]) -> tuple[Affine, list[bool]]:
-        """Return the pointers of a product's factor, with a stride along an axis of which all lanes read the only index
-        (as in ``indices % 1``); and for each axis whether lanes beyond that index read it again.
+        """Return the pointers of a product's factor, and for each axis whether lanes beyond its only index read that
+        index again. An axis with only one index, which all lanes read (as in ``indices % 1``), has a stride here.
         """
         tensor: Tensor = self.arguments[pointer.of]
         is_one = [not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)]

@@ -145,7 +145,7 @@ class _Region:
         return self.choices.form(symbol or name, "f32", usual).format(text)
 
     def _fused(self, op: Op, x: list[_Value]) -> str:
-        """Return an addition that contracts a product, as compiled code does: the first product; empty if none is
+        """Return an addition that contracts its first product, as compiled code does; empty if no product is
         contracted.
         """
         ways, stays = [(0, 1, "minus"), (1, 0, "from")], self.choices.of_code("addends").get(op.place)

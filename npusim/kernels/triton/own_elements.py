@@ -74,7 +74,7 @@ class OwnElements(SameValues, ABC):
         return [o for o in self._made if o.name.startswith(names)]
 
     def _note_access(self, op: Op, of: str, places: Integers, view: str, *, is_store: bool) -> None:
-        """Note the elements of an access, (programs, iterations, lanes), -1 of no element; refuse elements whose value
+        """Note the elements of an access, (programs, iterations, lanes), -1: no element; refuse elements whose value
         would depend on the order of programs, or that the program itself stored before.
         """
         if not self._is_own(of):
@@ -99,7 +99,7 @@ class OwnElements(SameValues, ABC):
             self._note_access(op, of, np.where(held, at, -1), "", is_store=op.name == "tt.store")
 
     def _check_order(self, of: str, before: _Access, new: _Access) -> None:
-        """Compare an access with an earlier one of the same tensor, of which one is a store."""
+        """Compare an access with an earlier one of the same tensor; one of the two is a store."""
         stored, other = (new, before) if new.is_store else (before, new)
         if not len(stored.elements):
             return

@@ -19,7 +19,8 @@ from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
 from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
 from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
 
-#: An operation that TTIR does not have: its mask must be true in the iterations from ``first`` to before ``end``.
+#: An operation that TTIR does not have: its mask must be true from iteration ``first`` up to, but not including,
+#: iteration ``end``.
 HOLDS = "npusim.holds"
 _OF_INDICES = ("arith.cmpi", "arith.andi", "arith.ori", "tt.broadcast", "tt.expand_dims", "tt.splat", "arith.constant")
 _EFFECTS = ("tt.store", "tt.descriptor", "tt.atomic", "tt.load", "cf.", "scf.", "tt.return")

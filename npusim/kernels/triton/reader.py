@@ -454,7 +454,9 @@ class Reader(WholeLanes):
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether hidden lanes had to be known along an axis of a state whose hidden lanes change in its loop."""
+        """Whether the reading relied on hidden lanes along an axis along which a state's hidden lanes change in its
+        loop.
+        """
         relied = set(map(self.root, self.hidden.relied))
         return any(relied.intersection(map(self.root, self.hidden.lanes[n])) for n in self.hidden.changed)
 

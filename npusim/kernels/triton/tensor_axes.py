@@ -142,7 +142,7 @@ class View(Tensor):
         return self._joined(group, at, offsets)
 
     def places(self, offsets: Integers) -> tuple[Integers, ...]:
-        """Return batch, head, split, row and column of elements by their offsets."""
+        """Return the batch, head, split, row and column of the elements at some offsets."""
         at = self._along(offsets)
         return tuple(self._joined(group, at, offsets) for group in self.groups)
 

@@ -43,7 +43,7 @@ from npusim.kernels.triton.values import (
     literal,
 )
 
-#: Indices that are compared, and numbers with which they are.
+#: Indices that are compared, and the numbers with which they are compared.
 _KEPT = (Affine, Elements, Number)
 _SELECTS = ("arith.select", "arith.select")
 #: Half of the number of values of a byte.

@@ -50,7 +50,7 @@ ONE_BLOCK, TWO_BLOCKS, HALF_TILE = 2 * 256 * (128 + 128), 4 * 256 * (64 + 128), 
 #: (flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch).  Calls with a block table use these too (flash_api.cpp,
 #: force_split_kernel).
 SPLIT_ROWS, SPLIT_WARPS, SPLIT_KEYS = 64, 4, ((64, 256), (128, 128), (256, 64))
-#: Number of rows of a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
+#: Number of rows in a block of the merge, for heads of 128 (flash_fwd_launch_template.h, run_flash_splitkv_fwd).
 MERGE_ROWS = 4
 #: Number of instructions by head dim and tile: of a kernel's loop, and of the code around the loop without a mask, with
 #: ragged rows or keys, with a causal mask, and with both; 0: no such code (cuobjdump -sass of flash_fwd_kernel, below
@@ -120,7 +120,7 @@ def _by_head(phase: Phase) -> Phase:
 
 
 def instructions(head_dim: int, rows: int, keys: int, *, causal: bool, is_ragged: bool) -> tuple[int, int]:
-    """Return the numbers of instructions of a tile's loop and of the code around the loop; 0 if not known."""
+    """Return the number of instructions of a tile's loop, and that of the code around the loop; 0 if not known."""
     dim = min((d for d in TILES if d >= head_dim), default=0)
     loop, *around = INSTRUCTIONS.get((dim, rows, keys), (0, 0, 0, 0, 0))
     return loop, around[2 * causal + is_ragged]

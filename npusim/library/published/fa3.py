@@ -48,13 +48,13 @@ ONE_GROUP_ROWS = 64
 TILES_OF_8_BITS: Layouts = MappingProxyType(
     {64: layout(192, 160), 96: layout(192, 128), 128: layout(128, 224), 192: layout(128, 160), 256: layout(128, 128)}
 )
-#: Number of bytes of an element of the sum of dQ (ElementAccum).
+#: Size in bytes of an element of the sum of dQ (ElementAccum).
 DQ_BYTES = 4
 #: Head dims at which groups take turns, by the bytes of an element (mainloop_fwd_sm90_tma_gmma_ws.hpp).
 TURN_DIMS = MappingProxyType({2: (0, 128), 1: (128, 256)})
-#: Number of rows of a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
+#: Number of rows in a block of the merge, for heads of 128 (flash_fwd_combine_launch_template.h).
 MERGE_ROWS = 8
-#: Number of bytes of K and V that are in L2 at one time. Among the blocks of their heads, the longest start first
+#: Size in bytes of the K and V that are in L2 at one time. Among the blocks of their heads, the longest start first
 #: (hopper/tile_scheduler.hpp).
 L2_BYTES = 32 << 20
 #: Queries of a tile and keys of a block of the gradient kernel, without and with a mask (flash_bwd_launch_template.h).
@@ -66,8 +66,9 @@ GRADIENT_TILES: Layouts = MappingProxyType(
         128: (KernelTile(80, 128, 8), KernelTile(64, 128, 8), KernelTile(64, 128, 8)),
     }
 )
-#: Number of bytes of Q, dO and sums of dQ that are in L2 at one time. Their heads, whose number is a power of two, form
-#: a section, in which the blocks of the first keys start first (hopper/tile_scheduler.hpp, SingleTileBwdLPTScheduler).
+#: Size in bytes of the Q, dO and sums of dQ that are in L2 at one time. Their heads, whose number is a power of two,
+#: form a section, in which the blocks of the first keys start first (hopper/tile_scheduler.hpp,
+#: SingleTileBwdLPTScheduler).
 GRADIENT_L2_BYTES = 40 << 20
 
 

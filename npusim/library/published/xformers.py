@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RESIDENT = 12
 #: Tiles of four warps, 32 x 32 each (kernel_forward.h, WarpShape, kNumWarpsPerBlock).
 WARPS, WARP_ROWS, TILES = 4, 32, {64: layout(64, 64, warps=4), 128: layout(32, 128, warps=4)}
-#: Number of elements of a product's sum that are loaded at once (kernel_forward.h, ThreadK of its default
+#: Number of elements along a product's sum that are loaded at once (kernel_forward.h, ThreadK of its default
 #: configuration).
 THREAD_K = 32
 #: Instructions of a slice in addition to products and accesses, and barriers outside of slices: from CUTLASS's example

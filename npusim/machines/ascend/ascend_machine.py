@@ -254,7 +254,7 @@ class AscendMachine(Machine):
         return replace(fields, plans={products[0].name: plan}), note
 
     def in_turns(self, called: str, phase: Phase, tiling: Tiling) -> AscendTiling | None:
-        """Return how a phase runs if parts of its loop must take turns tile by tile; None if this is not necessary."""
+        """Return how a phase runs if parts of its loop must take turns tile by tile; None if they need not."""
         ahead, _ = self.fields_for(called, phase, tiling)
         found = None
         for fields in (ahead, replace(ahead, ahead=0)):

@@ -35,8 +35,8 @@ AIV = "aiv"
 MTE1, MTE2, CUBE, FIXP = "aic.MTE1", "aic.MTE2", "aic.CUBE", "aic.FIXP"
 GM, L1 = "gm", "aic.L1"
 PING_PONG = 2
-#: Number of elements of a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO);
-#: ascend.md section 2.1.
+#: Number of elements in a slice of scores in the vendor's kernels: 16 x 512 (CATLASS), 32 x 256 (PTO); ascend.md
+#: section 2.1.
 SLICE_ELEMENTS = 8192
 
 

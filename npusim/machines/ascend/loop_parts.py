@@ -76,7 +76,7 @@ class Parts:
 
     @cached_property
     def of_states(self) -> dict[str, int]:
-        """The part of the pipeline that uses each state; for a state without a user, the first part."""
+        """The part of the pipeline that uses each state; the first part for a state that no part uses."""
         states = [n for n, what in self.frame.phase.names.items() if what.start is not None]
         stages = [(i, (*s.read, *s.written)) for i, cut in enumerate(self.cuts) for s in cut]
         return {n: next((i for i, names in stages if self._is_used(n, *names)), 0) for n in states}

@@ -134,7 +134,7 @@ class CubeProduct:
         self.by_arrival = sorted(row.srcs, key=lambda n: (frame.places[n] == "up") is not tiling.decided.takes_turns)
         self.takes_turns = tiling.decided.takes_turns
         self.held = tuple(n for n in row.srcs if self.modes[n] == "held")
-        #: Number of elements of k that are loaded at once.
+        #: Number of elements along k that are loaded at once.
         self.loads = {n: load or self.plan.k for n, load in zip(row.srcs, self.plan.loads, strict=True)}
         self.rings: dict[str, Ring] = {}
         self.opened = list(self.held)
@@ -428,7 +428,7 @@ class CubeProduct:
         return self._slot(n, rows, cols, self._pitch(n, block, tile, cols), first=first, last=last)
 
     def _pitch(self, n: str, block: WorkTile, tile: Visit, cols: int) -> int:
-        """Return the columns of the slot that contains an operand: those of the operand of which it is a view."""
+        """Return the columns of the slot that contains an operand; for a view, those of the operand that it views."""
         return self.frame.cols(self.frame.views.get(n, n), block, tile) if self.modes[n] == "view" else cols
 
     def _slot(self, n: str, rows: int, cols: int, pitch: int, *, first: bool, last: bool) -> RingTile:

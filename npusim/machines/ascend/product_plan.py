@@ -109,8 +109,8 @@ class AscendTiling:
 
 #: Number of blocks with a scale that the matrix unit reads together (MmadMx: K a multiple of 64).
 SCALED_K = 2
-#: Number of bytes of a row of A in one load of the vendor's products: four pieces of 64 elements of 16 bits (stepK 4 of
-#: the Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
+#: Number of bytes that one load of the vendor's products reads from a row of A: four pieces of 64 elements of 16 bits
+#: (stepK 4 of the Ascend C guide's MDL template), or of 128 elements in MXFP8 (pto-isa 3186c38,
 #: kernels/manual/a5/matmul_mxfp8_performance).
 LOADED_BYTES = 512
 
@@ -403,7 +403,7 @@ class RegisterFields(VectorFields):
         default=PING_PONG,
         ge=1,
         le=4,
-        description="number of slots of L0A, L0B and L0C; with 1 the core waits until each result has left L0C",
+        description="number of slots of each of L0A, L0B and L0C; with 1 the core waits until each result has left L0C",
     )
     route: Route | None = Field(
         default=None,
@@ -448,7 +448,7 @@ class KernelFields(RegisterFields):
     together: int | None = Field(
         default=None,
         ge=1,
-        description="number of tiles that cores pass on at a time; default: the kernel's choice",
+        description="number of tiles that a core passes to another at a time; default: the kernel's choice",
         json_schema_extra=lightest("most"),
     )
     running: Literal["core", "gm"] = Field(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Successive(Sequence[WorkTile]):
     """Blocks, each with references to the blocks in progress when it begins; computed for a core group on first use.
 
-    ``shares``: the numbers of each core group's blocks, in order; or the number of groups that receive blocks in turn.
+    ``shares``: the indices of each core group's blocks, in order; or how many groups receive blocks in turn.
     """
 
     def __init__(self, blocks: Sequence[WorkTile], shares: Sequence[Sequence[int]] | int, lag: int) -> None:

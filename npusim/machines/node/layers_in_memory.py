@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from npusim.config.layers import ModelProblem
     from npusim.config.node_file import NodeDevice
 
-#: Number of bytes of an element where equations 34 to 36 assume FP16.
+#: Size in bytes of an element where equations 34 to 36 assume FP16.
 HALF = 2
 #: Largest length in tokens that the search tries.
 LONGEST = 1 << 27

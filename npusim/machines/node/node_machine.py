@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FEMTOSECONDS = 10**15
 #: Sub-units of a byte on a link: about 2**-15 byte crosses in a femtosecond, so that 2**-40 rounds by 1e-7.
 LINK_BITS = 40
-#: A device that has been idle for no longer than this time wakes at once (`PcieSpec.wake_s`).
+#: A device that has been idle for no longer than this time wakes immediately (`PcieSpec.wake_s`).
 AWAKE_S = 1e-3
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COMPUTE = "npu.COMPUTE"
 UP, DOWN, CPU = "npu.UP", "npu.DOWN", "host.CPU"
 MEMORY = "gm"
-#: Number of rows of a block of the attention: cuts in between would split its tiles (ascend.md section 2.1).
+#: Number of rows in a block of the attention: cuts inside a block would split its tiles (ascend.md section 2.1).
 ROW_GRAIN = 128
 #: The role of a kernel in a layer: its part in the table of a run, and in the node file's table of times.
 KernelRole = Literal["attention", "decode", "linear", "rows"]
@@ -237,7 +237,7 @@ class Communication:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An operation, and the numbers of the tasks whose results it needs, each with ``size_bytes``."""
+    """An operation, and the indices of the tasks whose results it needs, each with ``size_bytes``."""
 
     op: TileOp
     after: tuple[int, ...] = ()

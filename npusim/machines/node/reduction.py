@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from npusim.machines.node.topology import Topology
 
 Array = NDArray[Any]
-#: Number of elements of a sample of partial sums: some in every shard of 64 ranks, enough for two digits of an error.
+#: Number of elements in a sample of partial sums: some in every shard of 64 ranks, enough for two digits of an error.
 SAMPLE = 4096
 #: Receives the transfer, the first element, both addends and their sum, before the sum is stored.
 Watch = Callable[[Transfer, int, tuple[Array, Array], Array], None]

@@ -38,7 +38,7 @@ HALF_RATE = NARROW - {"UMOV"} | {"IMAD"}
 #: Accesses of a warp to shared memory, copies to it, and accesses to registers that were spilled.
 SHARED = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"})
 COPY, LOAD, LOCAL = "LDGSTS", "LDG", frozenset({"LDL", "STL"})
-#: A product of one warp; and an instruction that has no effect, except that it lets a warp wait for such a product.
+#: A product of one warp; and an instruction whose only effect is that a warp waits for such a product.
 WARP_PRODUCT, PAUSE = "HMMA", "NOP"
 #: How much earlier loads of a loop have read near the places of a load: nothing of their line; other parts of the line,
 #: but not of the bytes that L2 reads from memory together; a part of these, but not of the bytes that L1 reads
@@ -50,7 +50,7 @@ COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
 NONE = -1
 #: All kinds of accesses.
 ACCESSES = SHARED | LOCAL | {COPY, LOAD}
-#: Stores: their operands are free only when memory has them; other instructions read their operands at once.
+#: Stores: their operands are free only when memory has them; other instructions read their operands immediately.
 STORES = frozenset({"STS", "STL", "STSM"})
 #: Smallest number of bytes of a lane in loads of rows; smaller loads read places.  Number of bytes that a load brings
 #: to L1; number that L2 reads from memory at once; bytes of a line of L1.  source: CUDA C++ Programming Guide, global
@@ -263,7 +263,8 @@ class _WarpState:
 
     def __init__(self, now: float) -> None:
         self.now, self.at, self.ready = now, 0, [0.0] * SCOREBOARDS
-        #: Products that have not begun, groups of products that were issued, and the times at which groups ended.
+        #: Products that have not begun, the number of groups of products that were issued, and the times at which
+        #: groups ended.
         self.queue, self.sent, self.ended = deque[LoopInstruction](), 0, list[float]()
         #: The group of products for which the warp waits; 0: none.
         self.until = 0

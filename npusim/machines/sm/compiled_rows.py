@@ -347,8 +347,8 @@ def with_code(
 ) -> SmTiling:
     """Return the tiling of a compiled phase with as many blocks in progress as the launch has ``programs``.
 
-    ``returned``: number of further programs, which end at once: in a kernel of rows each of them costs the turnover of
-    a block, in a kernel with products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without
+    ``returned``: number of further programs, which end immediately: in a kernel of rows each of them costs the turnover
+    of a block, in a kernel with products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without
     products and without a loop over tiles have the work of their code, stores in a separate queue, and one row at a
     time; with a loop, the number of tiles in flight is the number that their code loads before it waits.
     """

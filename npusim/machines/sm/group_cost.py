@@ -64,7 +64,7 @@ MATRIX_BYTES = 32
 GAP_COLUMNS = 16
 #: Number of bytes that a lane copies or loads at once.
 ACCESS_BYTES = 16
-#: Number of bytes of a lane's spilled register.
+#: Size in bytes of a lane's spilled register.
 LANE_BYTES = 4
 #: Number of accesses to shared memory of a reduction across warps, and number of its steps for the rows of a lane
 #: (hopper.md sections 2, 3).
@@ -169,7 +169,8 @@ class GroupModel:
         return Cost(ceil(tally.cycles), latency, links, terms, pipes, share)
 
     def _looped(self, loop: LoopWork, work: GroupWork) -> Cost:
-        """Return the cost of a part of an iteration by its machine code, of which each group of the block has a share.
+        """Return the cost of a part of an iteration by its machine code; each group of the block executes a share of
+        it.
 
         The use of a core that blocks share is counted in issue slots, because these are the one resource that all
         instructions need.

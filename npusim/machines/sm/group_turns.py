@@ -130,8 +130,8 @@ class WarpTurns:
             yield replace(op, handshake=slots, work=work)
 
     def product(self, s: Stage, group: int, ops: Iterable[TileOp], *, alone: bool = False) -> Iterator[TileOp]:
-        """Yield a product, for which the group waits at once or which overlaps with later stages; one turn covers Q K^T
-        and the P V that follows it.
+        """Yield a product, for which the group waits immediately or which overlaps with later stages; one turn covers Q
+        K^T and the P V that follows it.
 
         ``alone``: the first Q K^T, or the last P V. Tensor cores process products in the order of their issue.
         """

@@ -94,8 +94,8 @@ ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
 INDEX = "FMA.ops.mul"
 #: Costs of an index, keys of a device file.
 COMPUTED = "instructions_count", "wait_cycles"
-#: Numbers of elements of a row, and the number of warps that a block has above each.  source: unsloth/kernels/utils.py,
-#: calculate_settings
+#: Lengths of a row, in elements, and the number of warps that a block has above each length.  source:
+#: unsloth/kernels/utils.py, calculate_settings
 ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 
 
@@ -103,8 +103,9 @@ ROWS_WARPS = ((32768, 32), (8192, 16), (2048, 8))
 class BlockTile:
     """Properties that determine the block of an attention: sizes, formats, and the kernel, with its warps and stages.
 
-    ``is_awaited``: the result of P V is used at once.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes of an
-    element of K and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's tile.
+    ``is_awaited``: the result of P V is used immediately.  ``stages`` 0: a library's kernel.  ``stored_bytes``: bytes
+    of an element of K and V where products read another format; 0: the same format.  ``is_viewed``: V is a part of K's
+    tile.
     """
 
     kernel: str

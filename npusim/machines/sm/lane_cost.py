@@ -230,7 +230,7 @@ class LaneModel:
         tally.cycles += count * each + spec.latency_cycles.value
 
 
-#: Number of bytes of a value that m8n8k4 multiplies (PTX ISA: .f16).
+#: Size in bytes of a value that m8n8k4 multiplies (PTX ISA: .f16).
 BYTES_OF_HALF = 2
 
 

@@ -77,7 +77,7 @@ NO_CYCLE = 1 << 62
 
 
 class Outcome(NamedTuple):
-    """The numbers of the rings that a phase uses, and of the rings in which slots may stay occupied; the states at its
+    """The indices of the rings that a phase uses, and of the rings in which slots may stay occupied; the states at its
     end.
     """
 

@@ -23,7 +23,7 @@ class BlockColumns(ABC, Sequence[Any]):
 
     @abstractmethod
     def grouped(self, key_of: Callable[[Any], Hashable]) -> Mapping[Hashable, Integers] | None:
-        """Return the numbers of the blocks of each key, ascending, with keys in the order of their first blocks.
+        """Return the indices of the blocks of each key, ascending, with keys in the order of their first blocks.
 
         None if blocks with equal columns may have different keys.
         """

@@ -48,7 +48,7 @@ class Family:
 
 
 def shapes_of(phase: ProgramPhase, numbers: Sequence[int] | None = None) -> list[list[int]]:
-    """Return the numbers of the blocks of each shape, of all blocks by default."""
+    """Return the indices of the blocks of each shape, of all blocks by default."""
     if numbers is None and isinstance(phase.blocks, BlockColumns) and (known := phase.blocks.grouped(phase.shape)):
         return [of_shape.tolist() for of_shape in known.values()]
     chosen = range(len(phase.blocks)) if numbers is None else numbers

@@ -74,7 +74,7 @@ ListedItem = ListedOp | ListedLoop
 
 @dataclass(frozen=True, slots=True)
 class ListedPhase:
-    """A phase: the numbers of its blocks and of their shapes, and the items of block ``block``, which ``block_count``
+    """A phase: how many blocks and shapes of blocks it has, and the items of block ``block``, which ``block_count``
     blocks share.
     """
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     Scan = Callable[[Sequence[Any]], Iterable[Touch]]
 
-#: Number of blocks above which it is faster to compute by columns than block by block.
+#: Number of blocks above which a computation on columns of all blocks is faster than one block by block.
 LEAST_BLOCKS = 1024
 #: A region of a head: tensor, batch, head, first row and column, number of columns (the number of rows may grow).
 Key = tuple[str, int, int, int, int, int]
@@ -100,7 +100,7 @@ def residency(
     multiprocessor read for 6,700 cycles, of which 4,900 are the bytes read), and the next launch evicts the lines that
     this one leaves. ``staying``: two shares of L2; launches on the same bytes find all inputs in L2 up to the first
     share, and none from the second on. ``most_dirty_bytes``: number of written bytes in a full L2 at most; L2 writes
-    further bytes back at once.
+    further bytes back immediately.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)

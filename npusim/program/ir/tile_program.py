@@ -156,7 +156,7 @@ class ProgramPhase:
         Rows of the output that need a block's result: those that the block covers, or all rows of the heads that share
         its KV head.
     dealt
-        Numbers of the blocks of each core group, if the blocks are not assigned round robin.
+        Indices of the blocks of each core group, if the blocks are not assigned round robin.
     roles
         Meaning of each name in the tables of the phase (``score``, ``weight``, ``sum``), for observers.
     body_counts

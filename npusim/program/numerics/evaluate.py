@@ -101,11 +101,11 @@ BlockRows = tuple[int, int, int]
 Programs = Mapping[str, "TileProgram"]
 #: Blocks to execute, by phase.
 Blocks = Mapping[str, Sequence[Any]]
-#: ``sample``, ``all``, or indices: numbers, or their text (`indices`).
+#: ``sample``, ``all``, or indices, as integers or as a text (`indices`).
 Choice = str | int | Sequence[int]
 #: A number or a range in a text of indices; a number with more digits is not an index.
 _PART = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
-#: Number of elements of K that a sample may read: this limits the memory and the time of the default sample.
+#: Largest number of elements of K that a sample may read: this limits the memory and the time of the default sample.
 SAMPLE_ELEMENTS = 1 << 25
 #: Number of rows of a head in the default sample, whatever the tile, so that tilings are compared on the same rows;
 #: fewer if these are long (`sample_rows`).
@@ -229,7 +229,7 @@ def _stored_in_parts(program: TileProgram) -> set[str]:
 def _own_error(program: TileProgram, computed: list[Array], references: list[Array]) -> ErrorSummary:
     """Return the error of the output's blocks; for a part of a tensor, the error of the elements that it stores.
 
-    An integer of which all bits are set counts as not stored.
+    An integer whose bits are all set counts as not stored.
     """
     fmt = program.tensors["o"].fmt
     if "o" not in _stored_in_parts(program):

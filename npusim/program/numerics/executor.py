@@ -276,7 +276,7 @@ def _groups(phase: ProgramPhase, lanes: Iterable[Lane]) -> Iterator[list[Lane]]:
 
 
 def _most_lanes(block: object) -> int:
-    """Return the number of lanes like a block that run together; a block without rows counts as a large one."""
+    """Return how many lanes like this block run together; a block without rows counts as a large one."""
     rows: int = getattr(block, "rows", LANE_ROWS)
     return min(MOST_LANES, max(LANES, LANE_ROWS // max(1, rows)))
 
@@ -364,9 +364,9 @@ class Lockstep:
         self._may_share = self._is_one_program and not self.is_counted and not self.observers
         #: Loads of tiles that the lanes do not share, by operation and step.
         self._unshared: set[tuple[str, int]] = set()
-        #: The number of each block; variants may run equal blocks.
+        #: The index of each block; variants may run equal blocks.
         self._distinct = {block: n for n, block in enumerate(dict.fromkeys(lane.block for lane in lanes))}
-        #: For each lane its tensors and the number of its block, because it takes long to hash a block.
+        #: For each lane its tensors and the index of its block, because it takes long to hash a block.
         self._numbered = [(lane.tensors, self._distinct[lane.block]) for lane in lanes]
 
     def run(self) -> None:
@@ -549,7 +549,7 @@ HeadSource = Callable[[str, int, int], Array]
 POISON = 0xFF
 
 
-#: Number of rows of a result up to which all start as NaN at once.
+#: Number of rows up to which all rows of a result are set to NaN at the start.
 EAGER_ROWS = 64
 #: A tile in memory: space, first byte, rows, columns, columns from row to row, format.
 ViewKey = tuple[str, int, int, int, int, str]
@@ -571,7 +571,7 @@ def _span(key: ViewKey) -> tuple[int, int]:
 
 
 def _pages(size: int) -> NDArray[np.uint8]:
-    """Return an array of this number of bytes, of which only the pages that are used cost time and memory.
+    """Return an array of this number of bytes, whose pages cost time and memory only when they are used.
 
     Lanes of few rows use a few pages of each memory; with pages of 2 MiB, which numpy requests, all of the memory would
     be used.

@@ -87,8 +87,8 @@ class RowPath:
 
     def __init__(self, order: Mapping[tuple[str, int], int], phases: Sequence[str]) -> None:
         self._order, self._phases = order, phases
-        #: By the identity of their blocks, which are stored so that no other object gets the same identity; None: no
-        #: block has the row.
+        #: Groups by the identity of their blocks. The blocks are stored too, so that no other object gets the same
+        #: identity. None: no block has the row.
         self._groups: dict[int, tuple[Sequence[Any], _Together | None]] = {}
         self._places: dict[tuple[int, int], tuple[_Together, int]] = {}
 

@@ -6,7 +6,7 @@ for its occupancy (stretched while links are shared), and sets its own flags whe
 queue have completed.  All times are integer cycles of the clock.
 
 The processes are callbacks of SimPy events, not generators: they resume at half the cost, and an engine whose next
-operation can start at once does so without an event.
+operation can start immediately does so without an event.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class Engine:
     def _launch(self, now: int) -> None:
         """Schedule the operation, which starts when the last of its flags is visible.
 
-        The end of the operation is known at once, unless it uses shared links or pipes, which it joins when it starts.
+        The end of the operation is known immediately, unless the operation uses shared links or pipes, which it joins
+        when it starts.
         """
         op = self.op
         assert op is not None

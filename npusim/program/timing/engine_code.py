@@ -113,7 +113,7 @@ class Code:
     # ---------------------------------------------------------------- blocks
 
     def blocks_of(self, body: Template, counts: Ints) -> list[int]:
-        """Return the numbers of the blocks with these iteration counts, and write their body if it is new.
+        """Return the indices of the blocks with these iteration counts, and write their body if it is new.
 
         ``counts``: (blocks, loops); a loop that runs once in ``body`` does so in all of them.
         """
@@ -290,7 +290,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Core groups by class, and each phase's blocks of each class, as numbers of :class:`Code`.
+    """Core groups by class, and the blocks of each phase and class, as indices into :class:`Code`.
 
     The class with the most blocks comes first.
     """

@@ -1,10 +1,10 @@
 """The compiled engine: each queue runs ahead until a flag, an instruction or a link stops it.
 
 Only transfers on shared links must be processed in order of time.  Everything else is a maximum of known times: an
-engine processes its queue at once, up to the first operation whose flag has not been set, and a scalar unit issues up
-to the first queue that is full.  An operation with transfers that begins later is an event; so is the end of the next
-transfer on each link. Within a tick the order has no effect (``npusim.program.timing.link``); pipes with first-come,
-first-served order are granted last.
+engine processes its queue immediately, up to the first operation whose flag has not been set, and a scalar unit issues
+up to the first queue that is full.  An operation with transfers that begins later is an event; so is the end of the
+next transfer on each link. Within a tick the order has no effect (``npusim.program.timing.link``); pipes with
+first-come, first-served order are granted last.
 """
 
 from __future__ import annotations

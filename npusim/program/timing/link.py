@@ -166,6 +166,6 @@ class SharedLink:
             self._arm()
         else:
             self._virtual = 0
-        # The link's state is consistent again: an owner whose transfer ends here may start the next one at once.
+        # The link's state is consistent again: an owner whose transfer ends here may start the next one immediately.
         for done in ended:
             done()

@@ -108,7 +108,7 @@ class BlockTable:
     def add(self, state: int, numbers: Ints, others: Ints) -> None:
         """Simulate a block that begins in ``state``, and store its time; ``others``: shares of other blocks' transfers.
 
-        ``numbers``: the numbers of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` if scalar
+        ``numbers``: the indices of the block and of its neighbours, `WINDOW` in total.  Raises `ProgramError` if scalar
         units are too far apart, or if blocks have too little in common.
         """
         r, m, block = self.results, self.state, self.blocks[int(numbers[BEFORE])]
@@ -207,8 +207,8 @@ def sole_member(code: Code, groups: int) -> Program:
 
 
 def slack(program: Program) -> list[int]:
-    """Return the number of others' transfers, in parts, with which the group's own transfers are still as fast as its
-    port.
+    """Return the number of other groups' transfers, in parts, up to which the group's own transfers run at its port's
+    speed.
     """
     fits: list[list[int]] = [[] for _ in program.link]
     for op, following in pairwise(program.op):

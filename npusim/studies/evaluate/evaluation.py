@@ -44,7 +44,7 @@ Verdict = Literal["right", "wrong", "unproved"]
 #: an H100 the order is right in 90 % of such pairs of the products and norms on which the share was fitted, and in 87 %
 #: of the attention and the softmax that were left out of the fit (``tests/evaluate/test_trust.py``).
 CLOSE = 0.1
-#: Number of bytes of an element in float64.
+#: Size in bytes of an element in float64.
 _WIDEST = 8
 #: Why an output is not judged.
 UNJUDGED = "is stored too but not judged: the reference has only one result"

@@ -41,7 +41,7 @@ _THREAD = 0x10000
 #: process to the rules.
 _CREATE_RULES, _ADD_RULE, _OBEY_RULES = 444, 445, 446
 _VERSION, _BENEATH, _PATH_ONLY = 1, 1, 0o10000000
-#: Rights of Landlock that change files, by the first version that has them; the rights of files and of folders.
+#: Landlock's rights to change files and folders, by the first version that has them; those of them that apply to files.
 _CHANGING: Mapping[int, int] = MappingProxyType({1: 0x1FF2, 2: 1 << 13, 3: 1 << 14})
 _OF_FILE = 1 << 1 | 1 << 14
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from npusim.studies.evaluate.child import Question
     from npusim.studies.evaluate.limits import Limits
 
-#: Number of bytes of the longest answer, and of one read operation.
+#: Size in bytes of the longest answer, and of one read operation.
 LONGEST, PIECE = 1 << 24, 1 << 16
 #: Variables of the environment that a candidate's process has.
 PASSED = ("PATH", "HOME", "LANG", "XDG_CACHE_HOME", "NPUSIM_CACHE", "NUMBA_CACHE_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")

@@ -205,7 +205,9 @@ class _Builder:
 
 
 def scale_of(case: ProbeCase) -> tuple[list[int], float]:
-    """Return the weights of a case's leaves in `structure` probes, with the weight of c last, and u."""
+    """Return two results for the `structure` probes of a case: the weights of its leaves, that of c last, and the unit
+    u.
+    """
     p = _Builder(case)
     return [w for w, _, _ in p.weights()], 2.0**p.low
 

@@ -33,7 +33,7 @@ STEPS_A_VALUE = 1 / 8
 
 @dataclass
 class Entry:
-    """One step of the program: the numbers of its values that saturated, became 0, or became Inf or NaN."""
+    """One step of the program: how many of its values saturated, became 0, or became Inf or NaN."""
 
     step: str
     fmt: str

@@ -75,7 +75,7 @@ def _letter(number: int) -> str:
 
 
 def kept(predictions: Sequence[Prediction], bits: str, reference: int | None = None) -> list[int]:
-    """Return the numbers of the configurations that ``bits`` selects, best first: ``any``; ``same``: the class of
+    """Return the indices of the configurations that ``bits`` selects, best first: ``any``; ``same``: the class of
     ``reference``, or of the best one; or a letter of `lettered`.
 
     Raises `SpecError` for a letter that no class has.

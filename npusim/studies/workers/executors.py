@@ -176,7 +176,7 @@ class ProcessExecutor(Executor):
             self._running.append(_Worker())
 
     def _end(self, workers: Sequence[_Worker]) -> None:
-        """End processes at once, and release their resources."""
+        """End processes immediately, and release their resources."""
         for worker in workers:
             worker.process.terminate()
         for worker in workers:
@@ -256,6 +256,6 @@ def _work(pipe: Connection) -> None:
 
 
 def _end_after(sentinel: int) -> None:
-    """End this process at once, whatever it computes, when the process of ``sentinel`` has ended."""
+    """End this process immediately, whatever it computes, when the process of ``sentinel`` has ended."""
     wait([sentinel])
     os._exit(1)
