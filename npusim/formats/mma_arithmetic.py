@@ -257,8 +257,8 @@ def _held(architecture: str, fraction: int, block_bytes: int) -> Iterator[MmaAri
     equal); a unit that adds an instruction's products in two blocks is assumed to begin with the lanes' first read.
     """
     for name, reads in (("mma_half", 2), ("mma_quad", 1)):
-        depths = dict.fromkeys(("f16", "bf16"), (16 * reads, 32 * reads))
-        depths["tf32"] = (8 * reads, *depths["f16"])
+        wide = 16 * reads, 32 * reads
+        depths = {"f16": wide, "bf16": wide, "tf32": (8 * reads, *wide)}
         for row in _half_family(f"{architecture}.{name}", depths, fraction, block_bytes):
             turns = _in_turns(row.k // (4 * reads), 1 if row.a_format == "tf32" else 2, reads)
             order = tuple(chain.from_iterable(turns))

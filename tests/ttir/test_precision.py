@@ -186,6 +186,22 @@ def test_turns_on_another_chip_have_its_own_sums() -> None:
     assert np.array_equal(made, sums)
 
 
+@pytest.mark.parametrize("hw", ["a100", "l40s"])
+def test_a_loop_whose_rows_are_factors_runs_without_warp_groups(hw: str) -> None:
+    """The walk of compiled loops needs a device with products of warp groups; others price the loop by its steps."""
+    from ttir import loaded_kernels
+
+    rng, shape = np.random.default_rng(3), (1, 64, 32)
+    words = {n: rng.standard_normal(shape).astype(np.float16) for n in "QKVO"} | {"Mask": np.ones((1, 64), np.int32)}
+    with npusim.record(floats=True) as calls:
+        loaded_kernels.masked_attention[(2, 1)](**words, S=64, scale=0.125, D=32, BM=32, BN=32, HOW="keys")
+    call: Any = calls[0]
+    result = npusim.run(call, hw=hw, rows="all")
+    assert result.numerics is not None
+    assert result.numerics.rmse is not None
+    assert result.numerics.rmse < 1e-3
+
+
 def test_a_tile_less_deep_than_its_lanes_is_refused() -> None:
     """Triton 3.6 multiplies a part of such a tile twice: an H200's sums are not the product's."""
     where = r"precision_kernels\.py:\d+: .*not known \(mma_half\.k64/16\).*a depth of 32 or more"
