@@ -491,6 +491,18 @@ def test_the_search_for_state_finds_what_can_change(source: str, count: int) -> 
     assert len(mutable_values(ast.parse(source))) == count
 
 
+# ---------------------------------------------------------------- searches
+
+
+def test_nodes_comments_and_docstrings_are_those_of_python() -> None:
+    source = 'a = "# no"  # one\nb = r"""two \\"""", f"""{a}""", b"""c""", \'"""\'  # "three"\nc = """f\'#"""\n'
+    found = [piece for _, piece in docstrings_and_comments(source)]
+    assert found == ["# one", '"""two \\""""', '# "three"', '"""f\'#"""']
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    assert list(nodes_in(tree)) == list(ast.walk(tree))
+    assert nodes_of_kind(tree, ast.Call) == [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 # ---------------------------------------------------------------- sizes
 
 
@@ -664,9 +676,9 @@ def test_a_device_and_a_node_run_on_one_path() -> None:
     """`run_plan` builds every result; what differs is in two classes that have the methods of one protocol alone."""
     built, methods = set[str](), dict[str, set[str]]()
     for path in SOURCES:
-        calls, classes = (nodes_of_kind(tree_of(path), kind) for kind in (ast.Call, ast.ClassDef))
+        calls = nodes_of_kind(tree_of(path), ast.Call)
         built |= {f"{name_of(path)}:{call.lineno}" for call in calls if _callee(call) == "RunData"}
-        for node in classes:
+        for node in nodes_of_kind(tree_of(path), ast.ClassDef):
             if node.name in ("RunParts", "DeviceParts", "NodeParts"):
                 public = {f.name for f in node.body if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")}
                 methods[node.name] = public

@@ -684,8 +684,8 @@ class GroupProductSpec(SpecModel):
     drain_cycles: WholeQuantity = Field(description="time from the last product's end until the warps continue")
     gap_cycles: Positive = Field(
         description=(
-            "time of the arithmetic, for each 16 columns of the operand, that compilers overlap with a product "
-            "that has its own wait"
+            "time of arithmetic that compilers overlap with a product for which warps wait separately, for each "
+            "16 columns of the operand"
         )
     )
     turn_cycles: WholeQuantity = Field(

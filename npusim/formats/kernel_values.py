@@ -128,6 +128,14 @@ class TableAt(KernelValue):
     data: str
 
 
+@dataclass(frozen=True)
+class VariableAt(KernelValue):
+    """A variable: the type and the address of its number."""
+
+    number: NumberType
+    pointer: str
+
+
 def constant(value: float, number: NumberType | None = None) -> NumberValue:
     """Return a number of the source, as a number of some type."""
     if number is None:
@@ -245,3 +253,9 @@ def form_of(value: KernelValue) -> object:
     if isinstance(value, Record):
         return value.fields
     return value.kind if isinstance(value, TableAt) else None
+
+
+def result_type(value: KernelValue) -> str:
+    """Return LLVM's type of a function's result."""
+    kinds = [kind for kind, _ in words(value)]
+    return "void" if not kinds else kinds[0] if isinstance(value, NumberValue) else f"{{ {', '.join(kinds)} }}"

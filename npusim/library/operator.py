@@ -105,7 +105,7 @@ OPERATORS: Mapping[str, EagerOperator] = MappingProxyType(
         "gelu": EagerOperator("vectors"),
     }
 )
-#: Elements that a block processes at a time, and the number of repetitions.  source: CUDALoops.cuh, as above
+#: Number of elements that a block processes at a time, and number of repetitions. source: CUDALoops.cuh, as above
 TILES: Mapping[str, tuple[int, int]] = MappingProxyType({"vectors": (1024, 1), "indexed": (128, 4), "pairs": (128, 2)})
 #: Largest number of blocks per multiprocessor for which each block is simulated separately.
 ROUNDS = 64

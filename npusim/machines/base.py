@@ -77,7 +77,7 @@ class Machine:
         self.device = device
         #: The manifest of the device's family.
         self.family = registered(device.family)
-        #: One device: this device, or one device of a node.
+        #: The device itself, or, for a node, one of its devices.
         self.single = device
         #: Number of blocks that run at full speed at the same time.
         self.places = device.group_count.value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from npusim.config.core_units import DmaEngine, FixpipeEngine, RouteSpec
@@ -64,7 +64,16 @@ class Transfers:
         writes_back = l2.writes is not None and l2.writes.value == "back"
         dirty_bytes = None if l2.dirty_factor is None else l2.dirty_bytes() if self._program.l2 == "dirty" else 0.0
         staying = STAYING if l2.stays is None else l2.stays.factors
-        by = self.device.group_count.value, l2.capacity_bytes.value, writes_back, dirty_bytes, is_followed, staying
+        most = inf if l2.dirty_factor is None else l2.dirty_bytes()
+        by = (
+            self.device.group_count.value,
+            l2.capacity_bytes.value,
+            writes_back,
+            dirty_bytes,
+            is_followed,
+            staying,
+            most,
+        )
         if by not in known:
             known[by] = residency(self._program, *by)
         return known[by]

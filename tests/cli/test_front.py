@@ -111,12 +111,12 @@ def _sentences() -> dict[str, str]:
         found[f"npusim {name} --help"] = " ".join(told.stdout.split())
     for path in sorted(path for part in ("npusim", "reports") for path in (ROOT / part).rglob("*.py")):
         tree = tree_of(path)
-        documented = {
-            id(node.body[0].value)
-            for kind in (ast.Module, ast.ClassDef, ast.FunctionDef)
-            for node in nodes_of_kind(tree, kind)
-            if node.body and isinstance(node.body[0], ast.Expr)
-        }
+        owners: list[ast.Module | ast.ClassDef | ast.FunctionDef] = [
+            tree,
+            *nodes_of_kind(tree, ast.ClassDef),
+            *nodes_of_kind(tree, ast.FunctionDef),
+        ]
+        documented = {id(o.body[0].value) for o in owners if o.body and isinstance(o.body[0], ast.Expr)}
         place = path.relative_to(ROOT)
         for node in nodes_of_kind(tree, ast.Constant):
             if isinstance(node.value, str) and id(node) not in documented:

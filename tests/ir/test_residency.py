@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp
+from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -189,6 +189,16 @@ def test_new_bytes_push_out_their_share_of_what_others_left_to_be_written_back()
     assert held.read_pushes["k"] * 8 == pytest.approx(12 * (1 - exp(-8 / 16)))
     twice = touching([[read(K, h)] for h in (*range(8), *range(8))])
     assert residency(twice, 1, 16 * HEAD, True, 12 * HEAD).read_pushes["k"] * 2 == pytest.approx(held.read_pushes["k"])
+
+
+def test_a_full_l2_has_no_more_written_bytes_than_its_share() -> None:
+    """An H200's share is 2/3: of what a kernel cleared, the next kernel's reads evict no more (reports/recurrences)."""
+    output = tensor("o", "output")
+    writes, reads = [[Touch(output.tile(0, h, 0, 64), 0)] for h in range(8)], [[read(K, h)] for h in range(64)]
+    usual, least = (residency(touching(writes, reads), 1, 8 * HEAD, True, 0.0, most_dirty_bytes=x) for x in (inf, HEAD))
+    assert least.write_pushes["o"] * 8 == pytest.approx(7)
+    assert least.read_pushes["k"] * 64 == pytest.approx(1, rel=1e-3)
+    assert usual.read_pushes["k"] * 64 > 4
 
 
 def test_what_was_written_is_pushed_out_by_what_comes_after_it() -> None:

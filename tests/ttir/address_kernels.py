@@ -111,3 +111,16 @@ def moved_bytes(source, cache, slot_ptr, ROW: tl.constexpr):
     i = tl.arange(0, ROW)
     x = tl.load(source.to(tl.pointer_type(tl.uint8)) + pid * ROW + i)
     tl.store(cache.to(tl.pointer_type(tl.uint8)) + tl.load(slot_ptr + pid) * ROW + i, x)
+
+
+@triton.jit
+def viewed(out, ROW: tl.constexpr):
+    i = tl.program_id(0) * ROW + tl.arange(0, ROW)
+    tl.store(out + i, tl.load(out.to(tl.pointer_type(tl.int32)) + i).to(tl.float32))
+
+
+@triton.jit
+def rows_by_bytes(addresses, Y, by, B: tl.constexpr):
+    p, i = tl.program_id(0), tl.arange(0, B)
+    at = (tl.load(addresses + p) + i * by).to(tl.pointer_type(tl.float32))
+    tl.store(Y + p * B + i, tl.load(at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -228,3 +229,21 @@ def test_rows_of_any_format_are_moved_as_bytes(hw: str) -> None:
     )
     made = stored(npusim.run(call, hw=hw, rows="all"), {n: x.data for n, x in call.tensors.items()})["cache__as_i8"]
     assert np.array_equal(made[slots].astype(np.uint8), bytes_of(keys[:, :64]))
+
+
+def test_a_launch_by_hand_has_no_further_arguments() -> None:
+    """The tensors of a launch that is written by hand have no addresses, and one format."""
+    from ttir import address_kernels
+
+    launch = f"{address_kernels.__file__}::viewed[4](tensor(N).to('float32'), ROW=64)"
+    with pytest.raises(NpusimError, match="pointers to a second type of elements, are read in recorded calls only"):
+        npusim.run(launch, problem={"N": 256}, hw="h200")
+
+
+def test_addresses_of_no_whole_elements_are_refused() -> None:
+    x, y = [np.arange(64, dtype=np.float32) for _ in range(2)], np.zeros((2, 16), np.float32)
+    call = recorded("rows_by_bytes", (2,), {"addresses": addresses(x) + np.array([0, 2]), "Y": y, "by": 8, "B": 16})
+    why = r"address_kernels\.py:\d+: program {} has an address that is not at a multiple of 4 bytes of its tensor"
+    assert re.search(why.format(r"\(1, 0, 0\)"), refused(call))
+    call = recorded("rows_by_bytes", (2,), {"addresses": addresses(x), "Y": y, "by": 6, "B": 16})
+    assert re.search(why.format(r"\(0, 0, 0\)"), refused(call))

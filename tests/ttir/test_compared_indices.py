@@ -36,7 +36,7 @@ def test_indices_as_floats_are_the_rows_and_the_columns_of_a_triangle(hw: str) -
     assert np.abs(_stored("triangle_of_floats", (2,), hw, given, N=32, D=16) - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("limit", [21.0, 21.5, -0.5, float("inf"), float("-inf")])
+@pytest.mark.parametrize("limit", [21.0, 21.5, -0.5, 3e9, 1e20, -1e20, float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", range(6))
 def test_an_index_is_compared_with_a_number_that_is_no_integer(kind: int, limit: float) -> None:
     x, i = np.random.default_rng(1).standard_normal(48).astype(np.float32), np.arange(48.0)

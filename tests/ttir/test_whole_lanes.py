@@ -193,3 +193,12 @@ def test_a_loop_may_read_nothing_that_it_loads(hw: str, first: int) -> None:
     wanted = np.where(np.arange(3) < first, max(0.5, most), 0.5)
     words = {"W": w, "T": np.zeros(3, np.float32), "n": 16, "q": q, "first": first, "B": 16}
     _checked("of_hidden_rows", (3,), hw, {"T": wanted}, **words)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("n", [21, 32])
+def test_a_sum_runs_along_an_axis_that_only_masks_have(hw: str, n: int) -> None:
+    x = _drawn(3, n)
+    least = x.min(1).astype(np.float64)
+    wanted = {"Y": np.broadcast_to(least[:, None], x.shape), "T": least + n - 1}
+    _checked("numbers_by_mask", (3,), hw, wanted, X=x, Y=np.zeros_like(x), T=np.zeros(3, np.float32), n=n, B=32)

@@ -174,3 +174,12 @@ def of_hidden_rows(W, T, n, q, first, B: tl.constexpr):
         y = tl.load(W + at, mask=at < q, other=1.25)
         most = tl.maximum(most, tl.max(tl.where(row < first, y, -9.0) - tl.where(row < first, x, 0.0), 0))
     tl.store(T + row, most)
+
+
+@triton.jit
+def numbers_by_mask(X, Y, T, n, B: tl.constexpr):
+    """The least element of a row in each of its columns, and the sum of a row that has it once and ones elsewhere."""
+    row, at = tl.program_id(0), tl.arange(0, B)
+    least = tl.min(tl.load(X + row * n + at, mask=at < n, other=9.0), 0)
+    tl.store(Y + row * n + at, least, mask=at < n)
+    tl.store(T + row, tl.sum(tl.where(at < n, tl.where(at == row, least, 1.0), 0.0), 0))

@@ -276,7 +276,7 @@ def _phases(
 ) -> Phases:
     if problem.unseen not in (None, "zero"):
         raise TilingError(
-            f"unseen: {problem.unseen}, but a split of the keys in which a query sees none contributes 0; use zero"
+            f"unseen: {problem.unseen}, but a split in which a query sees no key contributes 0 to the result; use zero"
         )
     sizes, group, notes = (tiling.block_q, tiling.block_kv), problem.group_size, tuple[str, ...]()
     is_packed = group > 1 and tiling.pack == "on"

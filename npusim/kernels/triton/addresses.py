@@ -24,6 +24,8 @@ FIRST = 1 << 40
 NO_TENSOR = "accesses memory by an address at which the recording found no tensor"
 #: An operation that TTIR does not have: a pointer into the first argument, at the place of a pointer into another one.
 REINTERPRETED = "npusim.reinterpreted"
+#: An operation that TTIR does not have: the bytes of addresses of whole elements; others are refused.
+OF_ELEMENTS = "npusim.of_elements"
 _TO_POINTER = "tt.int_to_ptr"
 _TABLES = ("tt.load", "tt.descriptor_load")
 
@@ -95,6 +97,11 @@ def as_read(argument: str, element: str) -> str:
 def root_of(argument: str) -> str:
     """Return the argument whose memory an argument of `as_read` has."""
     return argument.partition("__as_")[0]
+
+
+def is_further(argument: str) -> bool:
+    """Return whether an argument is one that a recorded call has in addition to those of the program."""
+    return root_of(argument) != argument or argument.endswith(as_addressed(""))
 
 
 def with_reinterpreted(
@@ -188,7 +195,8 @@ def _offset(op: Op, argument: str, kind: str, size: int) -> list[Op]:
     first = number(FIRST)
     parts = [first, one("arith.subi", [op.operands[0], *first.results], f"arith.subi : {of}", of)]
     if size > 1:
-        unit = number(size)
+        unit, last = number(size), parts[-1].results
+        parts.append(one(OF_ELEMENTS, last, f"{OF_ELEMENTS} {{size = {size} : i32}} : {of}", of))
         parts += [unit, one("arith.divsi", [*parts[-1].results, *unit.results], f"arith.divsi : {of}", of)]
     offset, pointer = parts[-1].results[0], argument
     if of.startswith("tensor"):

@@ -69,7 +69,7 @@ def as_integers(
 ) -> tuple[str, Affine | Elements, Affine | Elements] | bool:
     """Return the comparison of integers that a comparison of converted indices is, or its result if that is known.
 
-    A comparison with a number is one with the integer next to it.
+    A comparison with a number is one with the integer next to it; one with a number beyond all indices is known.
     """
     word = op.text.split()[1].rstrip(",")
     if word in ("ord", "uno"):
@@ -82,7 +82,7 @@ def as_integers(
         return _signed(relation), a, b
     if math.isnan(b.value):
         return word.startswith("u")
-    if math.isinf(b.value):
+    if abs(b.value) > _MOST_EXACT["f64"]:  # beyond all indices
         return relation == "ne" or (relation != "eq" and (relation in ("lt", "le")) == (b.value > 0))
     if not b.value.is_integer() and relation in ("eq", "ne"):
         return relation == "ne"

@@ -355,6 +355,9 @@ class ExactProgram:
     def _tt_ptr_to_int(self, _op: Op, pointer: Pointer) -> Array:
         return np.ones_like(pointer.at)  # the reader allows only comparisons of it with 0
 
+    def _npusim_of_elements(self, _op: Op, offset: Elements) -> Elements:
+        return offset
+
     def _npusim_reinterpreted(self, op: Op, argument: Pointer, pointer: Pointer) -> Pointer:
         return argument._replace(at=np.asarray(pointer.at * op.number("of") // op.number("to")))
 

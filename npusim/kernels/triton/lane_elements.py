@@ -171,6 +171,17 @@ class LaneElements(Memory, ABC):
         else:
             self._set(op, replace(pointer, values=values * of // to, of=argument.of))
 
+    def _npusim_of_elements(self, op: Op, offset: Known) -> None:
+        """Refuse an address that is not at a whole number of elements of its tensor."""
+        size = op.number("size")
+        values, steps = (
+            (offset.base, offset.steps) if isinstance(offset, Affine) else (elements_in(op, offset).values, ())
+        )
+        if np.any(wrong := values % size != 0) or any(s % size for s in steps):
+            program = self.program(int(np.argwhere(wrong)[0, 0]) if wrong.any() else 0)
+            raise op.fail(f"{program} has an address that is not at a multiple of {size} bytes of its tensor")
+        self._set(op, offset)
+
     def _npusim_lanes(self, op: Op, *blocks: Known) -> None:
         """Read lanes of integers, masks or addresses that are known at launch, of one block after another."""
         assert isinstance(op, LanesOp)

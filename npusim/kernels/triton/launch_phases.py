@@ -217,6 +217,7 @@ class LaunchGrid:
 
     def _check_walk(self) -> None:
         """Raise `ProgramError` for tiles of a loop that are added up element by element, or for a sum over a part."""
+        self.sizes = {self.names[axis]: size for axis, size in self._axes_of_masks()} | self.sizes
         if self.walk and not self.stored.is_walked and self.walked in self.called(self.stored.value.axes).split():
             why = (
                 "a result is the sum of the loop's tiles, element by element, which is not supported; sum each "
@@ -350,10 +351,19 @@ class LaunchGrid:
         for axis in map(root, axes):
             names.setdefault(axis, "value")
         own = [root(a) for x in loads for a in x.axes if a is not None]
+        own += [axis for axis, _ in self._axes_of_masks() if axis not in own]
         free = chain(("head", "depth", "width"), (f"axis{i}" for i in range(len(own))))
         for axis in own:
             names[axis] = names.get(axis) or next(free)
         return names
+
+    def _axes_of_masks(self) -> Iterator[tuple[str, int]]:
+        """Yield the axes of masks that are read, and their sizes: no load may have such an axis."""
+        for known in self.reader.seen.values():
+            axes = known.value.axes
+            for axis, size in zip(axes, known.elements.shape[-len(axes) :], strict=True) if axes else ():
+                if axis is not None:
+                    yield self.reader.root(axis) or axis, int(size)
 
     def called(self, axes: tuple[str | None, ...]) -> str:
         """Return the names of axes, none for axes of size 1."""

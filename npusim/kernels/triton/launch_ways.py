@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
+from npusim.kernels.triton.addresses import is_further
 from npusim.kernels.triton.kernel_draft import Choices, LaneReading, UnlikeProgramsError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
@@ -452,15 +453,21 @@ def _by_lanes(axes: int) -> list[Way]:
 
 def _on_lanes(tries: _Tries) -> list[LaunchGrid]:
     """Read a kernel on blocks of one or two axes whose lanes are those of other blocks."""
+    fault: ProgramError | None = None
     for function in with_lanes_pulled(tries.function):
-        with suppress(ProgramError):
+        try:
             made = _first_read(OF_PARTS, tries.of(function, tries.arguments))
-            why = (
-                "npusim reads blocks of three axes, or blocks that are reshaped, joined, split or transposed, lane by "
-                "lane as blocks of one or two axes; the time is that of these, with a load for each order of lanes"
-            )
-            made[0].reader.notes.append(f"{function.name}: {why}")
-            return made
+        except ProgramError as error:
+            fault = error
+            continue
+        why = (
+            "npusim reads blocks of three axes, or blocks that are reshaped, joined, split or transposed, lane by "
+            "lane as blocks of one or two axes; the time is that of these, with a load for each order of lanes"
+        )
+        made[0].reader.notes.append(f"{function.name}: {why}")
+        return made
+    if fault is not None:
+        raise fault
     return []
 
 
@@ -498,4 +505,7 @@ def launched(
     compute different things as one for each kind of program.  ``check``: a way whose blocks it refuses has failed.
     Raises `ProgramError` if no way can read the kernel.
     """
+    if any(n not in arguments and is_further(n) for n in function.parameters):
+        why = "pointers from addresses, and pointers to a second type of elements, are read in recorded calls only"
+        raise ProgramError(f"{function.operations[0].line}: {function.name}: {why}; record the call")
     return _first_read(OF_LAUNCHES, _Tries(function, arguments, grid, choices, check=check))

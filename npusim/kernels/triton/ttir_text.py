@@ -14,7 +14,7 @@ from typing import NamedTuple
 from npusim.errors import NpusimError, ProgramError
 from npusim.kernels.triton.addresses import with_addressed, with_reinterpreted
 from npusim.kernels.triton.called_functions import Called, with_calls_inlined
-from npusim.kernels.triton.counted_loops import with_counted_loops
+from npusim.kernels.triton.loop_forms import with_counted_loops, with_mask_states
 from npusim.kernels.triton.number_classes import with_classes_compared
 from npusim.kernels.triton.releases import as_first
 
@@ -144,7 +144,7 @@ def read(text: str) -> Function:
         operations, parameters = with_addressed(operations, parameters, BYTES)
     if re.search(r"tt\.bitcast .*ptr", bare):
         operations, parameters = with_reinterpreted(operations, parameters, BYTES)
-    return Function(head[1], parameters, with_counted_loops(operations))
+    return Function(head[1], parameters, with_mask_states(with_counted_loops(operations)))
 
 
 def _called(text: str, where: Locations) -> dict[str, Called]:

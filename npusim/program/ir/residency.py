@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import field
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, expm1
+from math import ceil, expm1, inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -86,6 +86,7 @@ def residency(
     dirty_bytes: float | None = None,
     in_a_stream: bool = False,
     staying: tuple[float, float] = STAYING,
+    most_dirty_bytes: float = inf,
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
 
@@ -98,7 +99,8 @@ def residency(
     that was written is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a
     multiprocessor read for 6,700 cycles, of which 4,900 are the bytes read), and the next launch evicts the lines that
     this one leaves. ``staying``: two shares of L2; launches on the same bytes find all inputs in L2 up to the first
-    share, and none from the second on.
+    share, and none from the second on. ``most_dirty_bytes``: number of written bytes in a full L2 at most; L2 writes
+    further bytes back at once.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -117,7 +119,7 @@ def residency(
     if in_a_stream:
         dirty_bytes = capacity_bytes * dirty_share(program, 1 - left)
     room, stays = (capacity if dirty_bytes is None else 0), (0 if in_a_stream else capacity_bytes)
-    back = _WriteBack(capacity_bytes, room, dirty_bytes or 0.0, stays) if writes_back else None
+    back = _WriteBack(capacity_bytes, room, dirty_bytes or 0.0, stays, most_dirty_bytes) if writes_back else None
     return _residency(phases, residents, tensors, group_count, capacity, (warm_bytes, left), back)
 
 
@@ -191,13 +193,15 @@ class _Traffic:
 
 class _WriteBack(NamedTuple):
     """A write-back L2, in bytes: the size up to which written lines stay, and the free part of it; other data that must
-    still be written back; the largest number of output bytes of a program that are never evicted.
+    still be written back; the largest number of output bytes of a program that are never evicted; the largest number of
+    written bytes that a full L2 has.
     """
 
     capacity_bytes: int
     free_bytes: int
     dirty_bytes: float
     staying_bytes: int
+    most_dirty_bytes: float
 
 
 #: Rows, step and largest number of rows of a region that has not been accessed.
@@ -213,7 +217,8 @@ class _Cache:
 
     def __init__(self, capacity: int, warm_bytes: int | None, left: float, back: _WriteBack | None) -> None:
         self.capacity, self.warm_bytes, self.left = capacity, warm_bytes, left
-        self._back_capacity, self._free, self._dirty_bytes, _ = back or _WriteBack(0, 0, 0.0, 0)
+        back = back or _WriteBack(0, 0, 0.0, 0, 0.0)
+        self._back_capacity, self._free, self._dirty_bytes, _, self._most_dirty = back
         self._passed = 0  # bytes that have entered L2 since it became full
         self._written_at: dict[Key, int] = {}  # the value of this number when a region was last written
         self.traffic: dict[str, _Traffic] = defaultdict(_Traffic)
@@ -224,6 +229,7 @@ class _Cache:
         self._kept_from = self._kept_bytes = 0  # number of bytes in L2 whose last access was in that step or later
         self._new_bytes = 0  # bytes of regions that are not inputs
         self._begun: dict[str, int] = {}  # step of a tensor's first access
+        self._written = defaultdict[str, int](int)  # bytes that a step writes, by tensor
 
     def step(self, touched: _Step, residents: int) -> None:
         """Add the accesses of all groups in one step; each region is fetched at most once, or once in each of several
@@ -262,7 +268,7 @@ class _Cache:
                 traffic.placed += placed
                 new_writes[use.name] += placed
                 if back:
-                    self._dirtied(key, height, row_bytes, count)
+                    self._dirtied(key, height, row_bytes, count, use.name)
                 if role == "output":
                     traffic.put_out += new * count
                 continue
@@ -311,24 +317,34 @@ class _Cache:
         at = self._written_at.get(key)
         return 1.0 if at is None else -expm1((at - self._passed) / self._back_capacity)
 
-    def _dirtied(self, key: Key, rows: int, row_bytes: int, count: int) -> None:
+    def _dirtied(self, key: Key, rows: int, row_bytes: int, count: int, name: str) -> None:
         """Mark a region as written: its parts that were written back must be written back again."""
         self._dirty_bytes = _added(self._dirty_bytes, self._cleaned(key) * rows * row_bytes, count)
         self._written_at[key] = self._passed
+        self._written[name] += rows * row_bytes * count
+
+    def _write_back(self) -> None:
+        """Let the writes of a step evict what a full L2 has beyond the largest number of written bytes."""
+        beyond, written = self._dirty_bytes - self._most_dirty, sum(self._written.values())
+        if beyond > 0 and written and not self._free:
+            self._dirty_bytes = self._most_dirty
+            for name, count in self._written.items():
+                self.traffic[name].write_pushes += beyond * count / written
+        self._written.clear()
 
     def _push_out(self, reads: Mapping[str, int], writes: Mapping[str, int]) -> None:
         """Let the bytes that enter L2, by tensor, evict their share of the lines that must be written back."""
         new = sum(reads.values()) + sum(writes.values())
         self._free, beyond = max(0, self._free - new), max(0, new - self._free)
-        if not (beyond and self._back_capacity):
-            return
-        self._passed += beyond
-        pushed = self._dirty_bytes * -expm1(-beyond / self._back_capacity)
-        self._dirty_bytes -= pushed
-        for name, count in reads.items():
-            self.traffic[name].read_pushes += pushed * count / new
-        for name, count in writes.items():
-            self.traffic[name].write_pushes += pushed * count / new
+        if beyond and self._back_capacity:
+            self._passed += beyond
+            pushed = self._dirty_bytes * -expm1(-beyond / self._back_capacity)
+            self._dirty_bytes -= pushed
+            for name, count in reads.items():
+                self.traffic[name].read_pushes += pushed * count / new
+            for name, count in writes.items():
+                self.traffic[name].write_pushes += pushed * count / new
+        self._write_back()
 
     def _keep(self, kept: int) -> None:
         """Advance the first step whose bytes are in L2, until these bytes (``kept``) are no more than fit.

@@ -56,7 +56,7 @@ class ScoreCounter:
         step = moment.step
         if moment.role != "score" or step.opcode not in (Opcode.MATMUL, Opcode.CAST):
             return
-        if step.attributes.accumulate:  # the earlier sum was counted before
+        if step.attributes.accumulate:  # replaces the counts of the sum so far
             self.counts -= self._last
         self.fmt, self._last = step.dst.fmt, _sizes(widen(moment.result).astype(np.float64))
         self.counts += self._last
