@@ -19,7 +19,7 @@ from npusim.program.ir.tile_program import Cost, Loop
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from npusim.config.core_units import RouteSpec
     from npusim.config.device import DeviceSpec
@@ -112,8 +112,9 @@ class SmPricing(Transfers):
             return result
         held, groups = self.residency, self.device.group_count.value
         for phase in self._program.phases:
-            touches, tiles = list(phase.footprint(phase.blocks[:1])), phase.blocks[0].tile_count
-            if tiles < 2 or sum(t.is_write for t in touches) < tiles:
+            block = max(phase.blocks, key=lambda b: b.tile_count)
+            touches, tiles, iteration = list(phase.footprint([block])), block.tile_count, _iteration(phase, block)
+            if not any(isinstance(step.dst, GlobalTile) for op in iteration for step in op.steps):
                 continue
             read = written = 0.0
             for touch in touches:
@@ -125,15 +126,12 @@ class SmPricing(Transfers):
                     written += size * touch.times * held.read_pushes.get(name, 0.0)
             together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * groups)
             each = together / tiles / self.device.link("hbm").rate * self.device.clock_hz.value
-            loop = StoredLoop((read + written) * each, written * each, self._work_of_warps(phase))
+            loop = StoredLoop((read + written) * each, written * each, self._work_of_warps(iteration))
             result |= {t.region.tensor.name: loop for t in touches if not t.is_write}
         return result
 
-    def _work_of_warps(self, phase: ProgramPhase) -> float:
-        """Return the cycles of an iteration of a phase's longest loop for the warps of one queue, without waits."""
-        loops = (item for item in phase.body(phase.blocks[0]) if isinstance(item, Loop))
-        longest = max(loops, key=lambda loop: len(loop.indices), default=None)
-        ops = list(_operations(longest.body(longest.indices[0]))) if longest else []
+    def _work_of_warps(self, ops: Sequence[TileOp]) -> float:
+        """Return the cycles of an iteration of a loop for the warps of one queue, without waits."""
         by_warps = [op for op in ops if isinstance(op.work, GroupWork)]
         costs = [self.of_op(op) for op in by_warps if op.queue == by_warps[0].queue]
         return float(sum(c.occupancy_cycles + c.latency_cycles + (c.share.cycles if c.share else 0) for c in costs))
@@ -296,6 +294,13 @@ def _waiting(phase: ProgramPhase, sharing: int, in_step: int) -> float:
 def _part(block: Block) -> int:
     """Return the number of a block's part of the keys, if all parts are as long as this one."""
     return block.first // max(1, block.last - block.first) if block.tile_count else 0
+
+
+def _iteration(phase: ProgramPhase, block: Block) -> Sequence[TileOp]:
+    """Return the operations of an iteration of a block's longest loop; none if the block has no loop."""
+    loops = (item for item in phase.body(block) if isinstance(item, Loop))
+    longest = max(loops, key=lambda loop: len(loop.indices), default=None)
+    return list(_operations(longest.body(longest.indices[0]))) if longest else []
 
 
 def _operations(items: Iterable[Item]) -> Iterator[TileOp]:
