@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -226,8 +226,16 @@ def _fp8(unit: str, ks: tuple[int, ...], block: int, fraction: int, **more: Any)
         yield replace(row, kept_fraction_bits=13 if (fraction, acc) == (13, "f32") else None, **more)
 
 
+def _in_turns(held: int, packed: int = 2, reads: int = 2) -> tuple[tuple[int, ...], ...]:
+    """Return the k of each turn, ascending, if four lanes hold ``held`` neighbours along k, ``reads`` times, and a turn
+    multiplies ``packed`` of each.
+    """
+    depth, turns = 4 * held * reads, held // packed
+    return tuple(tuple(k for k in range(depth) if k % held // packed == turn) for turn in range(turns))
+
+
 #: The k of two 16-wide dot-adds, to which one register of a lane with four FP8 factors contributes, pair by pair.
-_PAIRS = tuple(tuple(k for k in range(32) if k % 4 // 2 == half) for half in (0, 1))
+_PAIRS = _in_turns(4)
 #: ``mma.sync`` with FP8 on Hopper and Blackwell: two 16-wide dot-adds, after which c is added.
 _TWO_STEPS = MappingProxyType({"index_groups": _PAIRS, "c_mode": "late"})
 #: Two chained ``mma.sync`` of float16: how Triton's code for Hopper multiplies FP8 if wgmma has too many rows.  All
@@ -239,6 +247,26 @@ _AS_HALF = MappingProxyType(
         "source": "PTX of Triton 3.6: cvt.rn.f16x2 of the factors, two mma.sync.m16n8k16 of float16",
     }
 )
+
+
+def _held(architecture: str, fraction: int, block_bytes: int) -> Iterator[MmaArithmetic]:
+    """Yield chained ``mma.sync`` of factors of which each lane holds more neighbours along k than a register does:
+    Triton's code for factors that are converted from narrower elements, or joined.
+
+    The sets of k that an instruction multiplies are measured on an H200 (tests/ttir/turns_h200.npz, every output
+    equal); a unit that adds an instruction's products in two blocks is assumed to begin with the lanes' first read.
+    """
+    for name, reads in (("mma_half", 2), ("mma_quad", 1)):
+        wide = 16 * reads, 32 * reads
+        depths = {"f16": wide, "bf16": wide, "tf32": (8 * reads, *wide)}
+        for row in _half_family(f"{architecture}.{name}", depths, fraction, block_bytes):
+            turns = _in_turns(row.k // (4 * reads), 1 if row.a_format == "tf32" else 2, reads)
+            order = tuple(chain.from_iterable(turns))
+            groups = tuple(order[i : i + row.block] for i in range(0, row.k, row.block))
+            source = f"PTX of Triton 3.6, kWidth beyond a register; sums as {architecture}.mma"
+            yield replace(row, index_groups=groups, source=source)
+
+
 #: ``max_num_imprecise_acc`` of Triton: instructions add up from 0, and their sum is added to the accumulator.
 _LATE = "PTX of Triton 3.6: wgmma without an accumulator in the first instruction, add.f32 after the last"
 
@@ -346,6 +374,10 @@ def _rows() -> Iterator[MmaArithmetic]:
     yield from _half_family("hopper.mma", ampere, 25, 32)
     yield from _fp8("hopper.mma", (32,), 16, 25, **_TWO_STEPS)
     yield from _fp8("hopper.mma_half", (32,), 16, 25, **_AS_HALF)
+    yield from _held("ampere", 24, 16)
+    yield from _held("ada", 24, 16)
+    yield from _held("hopper", 25, 32)
+    yield from _held("rtx_blackwell", 25, 32)
     group = {"f16": (16,), "bf16": (16,), "tf32": (8,)}
     yield from _half_family("hopper.wgmma", group, 25, 32)
     yield from _fp8("hopper.wgmma", (32,), 32, 13)

@@ -290,11 +290,13 @@ def test_exact_sums_of_float32_products_keep_all_48_bits() -> None:
 
 
 #: Units with a smallest alignment: MATLAB-tensor-core's 4 - F for float16 results, -(F + 108) for
-#: float32 ones (which only products of 8-bit exponents reach).
+#: float32 ones (which only products of 8-bit exponents reach).  Units that add neighbours along k in different
+#: blocks have the alignment of the unit that they chain.
 FLOORS = {
     name: (4 - unit.fraction_bits if name.endswith(".f16") else -(unit.fraction_bits + 108))
     for name, unit in ARITHMETICS.items()
     if unit.fraction_bits not in (None, 13)
+    and unit.index_groups is None
     and unit.a_format in (("float16",) if name.endswith(".f16") else ("bfloat16", "tf32"))
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (names of formats)
@@ -128,3 +130,80 @@ def test_a_chip_that_multiplies_fp8_itself_has_its_own_arithmetic() -> None:
     a, b, made = _eights(16, None, hw="rtx_pro_6000")
     unit = "rtx_blackwell.mma.k32.e4m3.f32"
     assert np.array_equal(made, matmul(a, np.ascontiguousarray(b.T), arithmetic=unit))
+
+
+#: Factors and sums of an H200, as bit patterns, by FORMAT/STORED FORMAT OF B/FORMAT OF SUMS/(joined|alone)/DEPTH OF A
+#: TILE/WARPS, computed by the kernel ``product_of_bytes`` (Triton 3.6.0).
+CHIP = np.load(Path(__file__).with_name("turns_h200.npz"))
+CHIP_CASES = sorted({name.rpartition("/")[0] for name in CHIP.files})
+
+
+def _turns(case: str, *, depth: int = 0, hw: str = "h200") -> tuple[Any, ...]:
+    """Return a chip's factors, as they are multiplied, what npusim computes from them, and the chip's sums."""
+    import triton.language as tl
+
+    from ttir import precision_kernels
+    from ttir.stored import stored
+
+    fmt, narrow, total, how, tile, warps = case.split("/")
+    a, b, c = (CHIP[f"{case}/{n}"].view(of) for n, of in zip("ABC", (fmt, narrow, total), strict=True))
+    words = {"A": a, "B": b, "C": np.zeros_like(c)}
+    sizes = {"K": a.shape[1], "M": len(a), "N": c.shape[1], "BK": depth or int(tile)}
+    options = {"OF": getattr(tl, fmt), "SUM": getattr(tl, total), "HALF": how == "joined", "num_warps": int(warps)}
+    with npusim.record(floats=True) as calls:
+        precision_kernels.product_of_bytes[(1,)](**words, **sizes, **options)
+    call: Any = calls[0]
+    made = stored(npusim.run(call, hw=hw, rows="all"), words)["C"].astype(total)
+    wide = b.astype(np.float32)
+    wide = np.stack([wide * 0.5, wide], -1).reshape(len(b), -1) if how == "joined" else wide
+    return a, wide.astype(fmt), made, c
+
+
+@pytest.mark.parametrize("case", CHIP_CASES)
+def test_neighbours_that_a_lane_holds_are_multiplied_in_turns(case: str) -> None:
+    """A lane holds more neighbours along k of each factor than a register does if elements are narrower in memory, or
+    joined; an instruction then multiplies one register of each.
+    """
+    a, b, made, chip = _turns(case)
+    assert np.array_equal(made, chip)
+    fmt, narrow, total, how, tile, warps = case.split("/")
+    unit = {"float16": "k16.f16", "bfloat16": "k16.bf16", "float32": "k8.tf32"}[fmt]
+    ascending = matmul(a, b, arithmetic=f"hopper.mma.{unit}.{'f16' if total == 'float16' else 'f32'}")
+    # warp groups read B from shared memory; four lanes with four elements each hold 16, all of one instruction
+    is_plain = warps == "4" or (fmt != "float32" and tile == "16") or (fmt, narrow, how) == (fmt, fmt, "alone")
+    assert np.array_equal(ascending, chip) == is_plain
+
+
+def test_turns_on_another_chip_have_its_own_sums() -> None:
+    """An A100 adds 8 products at a time, the first turn's first sixteen neighbours before its other ones."""
+    a, b, made, _ = _turns("float16/int8/float16/alone/64/1", hw="a100")
+    k, sums = np.arange(256), np.zeros(made.shape, np.float16)
+    for start, turn, half in product(range(0, 256, 32), (0, 1), (0, 16)):
+        of = (k // 16 * 16 == start + half) & (k % 4 // 2 == turn)
+        sums = matmul(
+            np.ascontiguousarray(a[:, of]), np.ascontiguousarray(b[of]), sums, arithmetic="ampere.mma.k8.f16.f16"
+        )
+    assert np.array_equal(made, sums)
+
+
+@pytest.mark.parametrize("hw", ["a100", "l40s"])
+def test_a_loop_whose_rows_are_factors_runs_without_warp_groups(hw: str) -> None:
+    """The walk of compiled loops needs a device with products of warp groups; others price the loop by its steps."""
+    from ttir import loaded_kernels
+
+    rng, shape = np.random.default_rng(3), (1, 64, 32)
+    words = {n: rng.standard_normal(shape).astype(np.float16) for n in "QKVO"} | {"Mask": np.ones((1, 64), np.int32)}
+    with npusim.record(floats=True) as calls:
+        loaded_kernels.masked_attention[(2, 1)](**words, S=64, scale=0.125, D=32, BM=32, BN=32, HOW="keys")
+    call: Any = calls[0]
+    result = npusim.run(call, hw=hw, rows="all")
+    assert result.numerics is not None
+    assert result.numerics.rmse is not None
+    assert result.numerics.rmse < 1e-3
+
+
+def test_a_tile_less_deep_than_its_lanes_is_refused() -> None:
+    """Triton 3.6 multiplies a part of such a tile twice: an H200's sums are not the product's."""
+    where = r"precision_kernels\.py:\d+: .*not known \(mma_half\.k64/16\).*a depth of 32 or more"
+    with pytest.raises(NpusimError, match=where):
+        _turns("float16/int8/float16/joined/64/1", depth=16)

@@ -1194,7 +1194,7 @@ class Arithmetic(Draft, ABC):
                 "a pointer of its own"
             )
         fmt, text = shape_of(op.type)[1], " @ ".join(x.text + ".T" * x.is_transposed for x in (a, b))
-        self.sums_by_format.add((a.fmt, fmt))
+        self.products.add((a.fmt, fmt, op.place))
         pad = 0.0 if b.pad == 0.0 and not (b.is_transposed and self._has_unlike_rows(b.axes[1])) else None
         result = Floats(f"({text})", (a.axes[0], b.axes[1]), fmt, pad, is_product=True)
         if isinstance(c, Number) and not c.value:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.formats.reductions import MMA_LANES, in_trees, lanes_order, normal_order
 from npusim.kernels.triton import ROUNDED
 from npusim.kernels.triton import UNKNOWN as UNKNOWN  # noqa: PLC0414 - readers of choices compare with it
-from npusim.kernels.triton.ttir_text import FORMATS, Locations, operand_shape
+from npusim.kernels.triton.ttir_text import Locations, operand_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -126,35 +126,53 @@ def _order_by_rows(shape: Sequence[int], layout: str) -> str:
 
 # ---------------------------------------------------------------- products
 
-#: A factor of a product that is converted before the product.
-_WIDENED = re.compile(r"tt\.fp_to_fp .*: tensor<[\dx]+x(f8\w+), #ttg\.dot_op<.* -> tensor<[\dx]+xf16, #ttg\.dot_op<")
-#: A product of FP8: whether warp groups compute it, its depth, and the number of terms after which their sum is added
-#: in float32.
-_EIGHT = re.compile(
+#: A product: whether warp groups compute it, the number of terms after which their sum is added in float32, its depth,
+#: the format of its factors as an instruction reads them, and their layout.
+_DOT = re.compile(
     r"(tt\.dot|ttng\.warp_group_dot) (?:.*?maxNumImpreciseAcc = (\d+))?.*? "
-    r": (?:tensor|!ttg\.memdesc)<\d+x(\d+)x(f8\w+),"
+    r": (?:tensor|!ttg\.memdesc)<(?:\d+x)+?(\d+)x([a-z]\w*), (.*?)> \* "
 )
-#: Units for products of FP8 that are not a device's own, after the name of its architecture.
-AS_HALF, IN_PARTS = "mma_half.k32", "wgmma_late.k{}"
+#: Neighbours along the depth that a lane holds of a factor.
+_NEIGHBOURS = re.compile(r"#ttg\.dot_op<\{.*\bkWidth = (\d+)")
+#: Of these, the ones that one register holds, by format: with more, an instruction multiplies every other register.
+_PACKED = MappingProxyType({"f16": 2, "bf16": 2, "f32": 1})
+#: Units for products that are not a device's own, after the name of its architecture.
+IN_TURNS, IN_ONE_TURN, IN_PARTS = "mma_half.k{}", "mma_quad.k{}", "wgmma_late.k{}"
+#: Lanes along the depth of a factor, and how often an instruction reads a register of each.
+_LANES, _READS = 4, 2
 
 
-def eights_of(ttgir: str) -> dict[str, str]:
-    """Return, for each format of FP8, the unit of its products in compiled code, ``?`` if there are two; formats with a
-    device's own unit are omitted.
+def units_of(ttgir: str) -> dict[str, tuple[str, str]]:
+    """Return, for each place of a product in compiled code, the format of its factors as an instruction reads them, and
+    its unit; the unit is empty for a device's own, and ``?`` if products of one place differ.
 
-    ``mma_half.k32``: factors are converted to float16 (Triton's code for Hopper, unless warp groups multiply);
-    ``wgmma_late.k64``: sums of 64 terms are added to the accumulator (``max_num_imprecise_acc``).
+    The place is `npusim.kernels.triton.ttir_text.Locations.place`. ``mma_half.k32``: each of four lanes holds four
+    neighbours along the depth and four of the next sixteen, of which each of two instructions multiplies a pair, since
+    the code converts narrower elements or joins two blocks; ``mma_quad.k16``: these sixteen are all.
+    ``mma_half.k64/16``: fewer than the lanes hold, of which Triton 3.6 multiplies a part twice. ``wgmma_late.k64``:
+    sums of 64 terms are added to the accumulator (``max_num_imprecise_acc``).
     """
-    units = [(fmt, AS_HALF) for fmt in _WIDENED.findall(ttgir)]
-    for kind, most, depth, fmt in _EIGHT.findall(ttgir):
-        terms, k = int(most or 0), int(depth)
-        is_in_parts = kind != "tt.dot" and 0 < terms <= k
-        units.append((fmt, IN_PARTS.format(terms) if is_in_parts else ""))
-    found = dict[str, set[str]]()
-    for fmt, unit in units:
-        found.setdefault(FORMATS[fmt], set()).add(unit)
-    of_code = {fmt: some.pop() if len(some) == 1 else UNKNOWN for fmt, some in sorted(found.items())}
-    return {fmt: unit for fmt, unit in of_code.items() if unit}
+    where, units = Locations(ttgir), dict[str, tuple[str, str]]()
+    for line in ttgir.splitlines():
+        if dot := _DOT.search(line):
+            kind, most, depth, fmt, layout = dot.groups()
+            place, of = where.place(line), (fmt, _unit(kind, int(most or 0), int(depth), fmt, layout))
+            units[place] = of if units.get(place, of) == of else (fmt, UNKNOWN)
+    return units
+
+
+def _unit(kind: str, terms: int, depth: int, fmt: str, layout: str) -> str:
+    """Return the unit of a product; empty for a device's own."""
+    if kind != "tt.dot":
+        return IN_PARTS.format(terms) if fmt.startswith("f8") and 0 < terms <= depth else ""
+    held, packed = _NEIGHBOURS.search(layout), _PACKED.get(fmt, 0)
+    if not held or not packed or int(held[1]) == packed:
+        return ""
+    at_once = _LANES * int(held[1])
+    if depth == at_once:
+        return IN_ONE_TURN.format(depth)
+    in_turns = IN_TURNS.format(_READS * at_once)
+    return in_turns if depth > at_once else f"{in_turns}/{depth}"
 
 
 # ---------------------------------------------------------------- contraction

@@ -85,9 +85,9 @@ class Compiled:
     order of each of its sums by place (`npusim.kernels.triton.compiled_choices`). ``moved``: registers that a loop
     around products stores to local memory or loads, for the loop with the most. ``body``: the instructions of a warp
     for a block of a kernel without products (`npusim.machines.sm.compiled_rows`). ``loops``: the instructions of its
-    loops around products of warp groups (`npusim.machines.sm.compiled_loops`). ``eights``: units of products of FP8
-    (`npusim.kernels.triton.compiled_choices.eights_of`). ``is_serial``: whether warps wait for each product of warp
-    groups (`_is_serial`). ``made_by``: the releases of Triton and of the assembler that compiled the code.
+    loops around products of warp groups (`npusim.machines.sm.compiled_loops`). ``units``: the units of its products by
+    place (`npusim.kernels.triton.compiled_choices.units_of`). ``is_serial``: whether warps wait for each product of
+    warp groups (`_is_serial`). ``made_by``: the releases of Triton and of the assembler that compiled the code.
     ``is_foreign``: whether another compiler, whose choices are not known, compiles the code.
     """
 
@@ -105,7 +105,7 @@ class Compiled:
     addends: Mapping[str, str] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     further: Sequence[str] = ()
-    eights: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     is_serial: bool = False
     made_by: str = ""
     is_foreign: bool = False
@@ -463,7 +463,7 @@ def _measured(made: _Code, ttir: str, architecture: str) -> Compiled:
         addends=contraction.addends,
         sums=contraction.sums,
         further=contraction.further,
-        eights=compiled_choices.eights_of(made.ttgir),
+        units=compiled_choices.units_of(made.ttgir),
         is_serial=_is_serial(made.cubin),
         made_by=assembler_of(architecture),
     )

@@ -367,9 +367,10 @@ class Draft:
         self.seen = dict[str, KnownBlock]()
         self.states: dict[str, tuple[Number | Floats, tuple[str | None, ...], str]] = {}
         self.walks: list[Walk] = []
-        #: Axes that a mask cuts; rows that remain after a sum or maximum along the other axis of a block; formats of
-        #: products, of their first factors and sums; ``precision``: ``input_precision`` of products of float32.
-        self.cuts, self.left, self.sums_by_format = set[str | None](), set[str](), set[tuple[str, str]]()
+        #: Axes that a mask cuts; rows that remain after a sum or maximum along the other axis of a block; products:
+        #: formats of their first factors and sums, and their places; ``precision``: ``input_precision`` of products of
+        #: float32.
+        self.cuts, self.left, self.products = set[str | None](), set[str](), set[tuple[str, str, str]]()
         self.precision, self.hidden = "", HiddenLanes(unsteady)
         #: Axes of blocks with elements that are loaded, but not known here.
         self.anew: set[str | None] = set()

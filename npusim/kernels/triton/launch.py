@@ -561,12 +561,12 @@ def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:
 
     Raises `ProgramError` if only some products are added up so, or if the unit has no such arithmetic.
     """
-    formats = {a for a, total in reader.sums_by_format if total == "f16"}
+    formats = {a for a, total, _ in reader.products if total == "f16"}
     if not formats:
         return ""
     units = {_arithmetic_of(FORMATS[a], reader, made, device) for a in formats}
     half = {f"{unit.rpartition('.')[0]}.f16" for unit in units}
-    if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total in reader.sums_by_format):
+    if len(half) > 1 or not half <= ARITHMETICS.keys() or any(total != "f16" for _, total, _ in reader.products):
         why = "only some products accumulate in float16, or their format has no such arithmetic"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}; set out_dtype=tl.float32")
     return half.pop()
@@ -576,17 +576,18 @@ def _of_code(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, st
     """Return the arithmetic of products by format, for formats in which compiled code does not use the device's own
     arithmetic.
     """
-    formats = made.eights.keys() & {FORMATS[a] for a, _ in reader.sums_by_format}
-    of_lanes = {"float32": IEEE} if reader.precision == "ieee" else {}
-    return {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats)} | of_lanes
+    formats = {FORMATS[a] for a, _, _ in reader.products}
+    chosen = {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats) if _units(fmt, reader, made)}
+    return chosen | ({"float32": IEEE} if reader.precision == "ieee" else {})
 
 
 def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec) -> str:
     """Return the arithmetic of a GPU's products in compiled code; raise `ProgramError` if it is not known."""
     name = device.matrix_engine(SM).arithmetic_of(fmt)
-    if not (unit := made.eights.get(fmt)):
+    if not (units := _units(fmt, reader, made)):
         return name
     architecture, _, _, formats = name.split(".", 3)
+    unit = units.pop() if len(units) == 1 else UNKNOWN
     if (of_code := f"{architecture}.{unit}.{formats}") not in ARITHMETICS:
         why = (
             f"products of {fmt} that the compiler issues as two different instructions, or as one whose "
@@ -595,8 +596,27 @@ def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec)
         why += (
             "; allowed: the same max_num_imprecise_acc for all of them: 32, 64, 128, none, or more than a tile's depth"
         )
+        if depth := re.search(r"k(\d+)/", unit):
+            why += f"; for factors of such narrow elements, tiles with a depth of {int(depth[1]) // 2} or more"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}")
     return of_code
+
+
+def _units(fmt: str, reader: Reader, made: Compiled) -> set[str]:
+    """Return the units of a kernel's products of a format in compiled code; none if all of them are the device's own.
+
+    A product whose place compiled code does not name has the unit of all others, ``?`` if these differ.  ``?`` also
+    stands for factors of FP8 that an instruction reads in another format, if the device's own unit reads them so.
+    """
+    if not made.units:
+        return set()
+    first, *more = {(read, unit) for read, unit in made.units.values()}
+    found = set[str]()
+    for place in (at for a, _, at in reader.products if FORMATS[a] == fmt):
+        read, unit = made.units.get(place, ("", UNKNOWN) if more else first)
+        is_widened = fmt.startswith("float8") and not read.startswith("f8")
+        found.add(unit or UNKNOWN * is_widened)
+    return found if any(found) else set()
 
 
 def _choices(p: TritonPrecision, device: DeviceSpec | None = None, **of_code: Any) -> Choices:

@@ -546,11 +546,14 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     This applies if products read results that rows of the same tile compute, as in attention.  (For loops of only
     products, which continue from one iteration to the next, the walk is 15 % too slow: 17 products of the H100's
     sweep.)  A single loop processes all tiles; of two loops, the longer one has the masks, and processes the masked
-    tiles.  Any other tiling, and that of a device without ``sharing.loops``, is unchanged.
+    tiles.  Any other tiling, and that of a device without ``sharing.loops`` or without products of warp groups, for
+    which the walk was measured, is unchanged.
     """
     decided, spec = tiling.decided, warp_issue(device).sharing.loops
     is_read = spec is not None and decided.roles == "alike" and decided.stages > 0
     if not is_read or not _feeds_products(phase) or not 0 < len(loops) <= 1 + bool(phase.masks):
+        return tiling
+    if engine_of(device, TENSOR, GroupMatrixEngine).wgmma is None:
         return tiling
     assert spec is not None
     core = _core_of(device, spec, decided.warps * decided.groups, decided.generation)
