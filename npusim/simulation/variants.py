@@ -96,8 +96,8 @@ class Variants:
         self.request, self.device_keys = request, device_keys
         self.is_open = is_open and not isinstance(request.tiling, Tiling)
         self._scene = lru_cache(maxsize=32)(self._read)
-        #: The program of changes by name, given as a tuple.  Programs share blocks; for the limit of the memory, a
-        #: program counts as 64 and a share of its blocks.
+        #: The program of changes by name, given as a tuple.  Programs share blocks, so a program counts as 64 blocks
+        #: plus a sixteenth of its own towards the limit of what is stored.
         count = kept_by_blocks(lambda built, _: 64 + sum(len(phase.blocks) for phase in built.program.phases) // 16)
         self.built = count(lambda changes: self.build(self.named(dict(changes)), is_hinted=False))
 

@@ -105,9 +105,10 @@ _MOST_COMPARED = 16
 
 
 def _rows_in_rows(rows: Integers, known: Booleans) -> tuple[Integers, Integers]:
-    """Return rows of integers that have those of all rows, and for each row which one has them.
+    """Return rows of integers that represent all rows, and for each row the index of its representative.
 
-    Integers that are not known may be any: the first tiles of a sequence are in the row of a program that visits more.
+    An integer that is not known agrees with any integer: the row of a program that visits more tiles of a sequence
+    represents a program that visits only the first of them.
     """
     kinds, of_each = unlike_rows(rows)
     if known.all():

@@ -109,8 +109,8 @@ class _Halves(RegionRewriter):
         return op.name == "tt.join" or any(map(self._is_joined, op.operands))
 
     def _typed(self, text: str, size: int) -> str:
-        """Return a text in which halves replace blocks with this number of elements along the last axis, or their
-        pairs.
+        """Return a text in which each block with ``size`` elements along the last axis, or with as many elements in
+        pairs, is replaced by a half.
         """
 
         def half(match: re.Match[str]) -> str:

@@ -133,8 +133,9 @@ class OwnElements(SameValues, ABC):
             raise before.op.fail(f"{of}: {why}; carry the value through the loop")
 
     def _are_of_one_thread(self, before: _Access, new: _Access) -> bool:
-        """Return whether two accesses of one lane are in order: of blocks alike, two stores by the same pointers, or a
-        load and a store of what is computed from it.
+        """Return whether two accesses of one lane are in order.  They are if their blocks have the same shape and
+        either both are stores by the same pointers, or the stored value is computed from the loaded one, or one warp
+        has all lanes.
 
         Compiled code cuts each block into pieces of its threads: those of a store follow from its pointers, those of a
         load also from other pointers of the kernel.  Between a load and a store of other pieces, values cross threads.

@@ -56,7 +56,7 @@ def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Funct
 
 
 def _loads_stored(loop: Op, sources: dict[str, list[str]]) -> bool:
-    """Return whether a loop loads from a tensor to which it stores, by other pointers than it stores by."""
+    """Return whether a loop loads from a tensor to which it stores, by other pointers than those of its stores."""
     loaded, stored = ({o.operands[0] for o in inside([loop]) if o.name in names} for names in (LOADS, STORES))
     tensors = {n for pointer in stored for n in roots_of(pointer, sources)}
     return any(tensors & roots_of(pointer, sources) for pointer in loaded - stored)

@@ -566,7 +566,7 @@ class GatheredView(View):
         return np.where(first < 0, -1, first + rest)
 
     def own(self, offsets: Integers) -> Integers:
-        """Return the offsets here of elements of the argument, -1 for those that are not here."""
+        """Return the offsets in this view of elements of the argument; -1 for elements that the view does not have."""
         assert self.source is not None
         row, rest = np.zeros_like(offsets), np.zeros_like(offsets)
         for i in range(len(self.source.by)):

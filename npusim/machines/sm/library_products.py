@@ -64,7 +64,7 @@ def library_tile(
         # Parts are written and read again, in float32, by an additional kernel.
         parts = SPLIT_CYCLES + heads * m * n * 4 * (splits + 1) / PART_BYTES if splits > 1 else 0.0
         # No choice is faster than memory; if blocks leave cores idle, they are assumed to use less of the memory's
-        # bandwidth. If several choices are as fast as memory, nothing is split.
+        # bandwidth. If several choices are as fast as memory, the one without splits is used.
         reached = sqrt(min(1.0, blocks / cores))
         cycles = max(waves * (busy * WAVE_FACTOR + WAVE_CYCLES), moved / PART_BYTES / reached) + parts
         is_cut = rows < m and columns < n

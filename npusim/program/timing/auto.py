@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: Up to this number of operations of all classes, each operation is simulated (about 0.2 s) and spans are stored. For a
 #: longer timeline name ``fold`` or ``des``.
 FEW_OPERATIONS = 2_000_000
-#: Number of operations of groups that all differ up to which simulation is faster than a search for a repeated state
-#: (0.05 s).
+#: If all core groups differ: number of operations up to which simulation is faster (0.05 s) than a search for a
+#: repeated state.
 SHORT_OPERATIONS = 500_000
 #: Largest number of operations that are simulated individually, which takes about 2 s; for larger numbers the time is
 #: stated with a band.
