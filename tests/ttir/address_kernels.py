@@ -124,3 +124,11 @@ def rows_by_bytes(addresses, Y, by, B: tl.constexpr):
     p, i = tl.program_id(0), tl.arange(0, B)
     at = (tl.load(addresses + p) + i * by).to(tl.pointer_type(tl.float32))
     tl.store(Y + p * B + i, tl.load(at))
+
+
+@triton.jit
+def chosen_by_alignment(addresses, Y, BY, B: tl.constexpr):
+    p, i = tl.program_id(0), tl.arange(0, B)
+    address = tl.load(addresses + p)
+    x = tl.load(address.to(tl.pointer_type(tl.float32)) + i)
+    tl.store(Y + p * B + i, tl.where(address % BY == 0, x, -x))

@@ -247,3 +247,10 @@ def test_addresses_of_no_whole_elements_are_refused() -> None:
     assert re.search(why.format(r"\(1, 0, 0\)"), refused(call))
     call = recorded("rows_by_bytes", (2,), {"addresses": addresses(x), "Y": y, "by": 6, "B": 16})
     assert re.search(why.format(r"\(0, 0, 0\)"), refused(call))
+
+
+def test_an_address_that_is_also_a_number_is_refused() -> None:
+    """A recorded call has other addresses, whose remainders are no remainders of the program's."""
+    x, y = [np.arange(64, dtype=np.float32) for _ in range(2)], np.zeros((2, 16), np.float32)
+    call = recorded("chosen_by_alignment", (2,), {"addresses": addresses(x), "Y": y, "BY": 32, "B": 16})
+    assert re.search(r"address_kernels\.py:\d+: .* which are used for pointers only", refused(call))

@@ -29,6 +29,9 @@ REINTERPRETED = "npusim.reinterpreted"
 OF_ELEMENTS = "npusim.of_elements"
 _TO_POINTER = "tt.int_to_ptr"
 _TABLES = ("tt.load", "tt.descriptor_load")
+#: Operations whose result is an address if an operand is one, and other operations that may read an address.
+_PASSING = ("arith.addi", "arith.subi", "arith.select", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape")
+_READING = (_TO_POINTER, "arith.cmpi", "scf.for", "scf.if", "scf.yield")
 
 
 def is_beyond(spans: Sequence[tuple[int, int]], offsets: Integers) -> Booleans:
@@ -52,7 +55,8 @@ def with_addressed(
     return all parameters.
 
     ``sizes``: bytes of an element, by its type in TTIR.  A pointer is unchanged if it is computed from addresses in
-    several arguments or in none, or if it points to elements of several types.
+    several arguments or in none, if it points to elements of several types, or if its address is also used as a number
+    (as in a remainder), because addresses differ from run to run.
     """
     every = list(_each(operations))
     pointers = [o for o in every if o.name == _TO_POINTER]
@@ -72,6 +76,8 @@ def with_addressed(
         if len(of) == 1 and element in sizes:
             tables[op.results[0]] = next(iter(of))
             kinds.setdefault(tables[op.results[0]], set()).add(element)
+    if _is_number(every, [o.operands[0] for o in pointers if o.results[0] in tables], {*loads, *parameters}):
+        return list(operations), dict(parameters)
     known = {as_addressed(n): f"!tt.ptr<{next(iter(k))}>" for n, k in kinds.items() if len(k) == 1}
     if not known:
         return list(operations), dict(parameters)
@@ -174,6 +180,42 @@ def _of_addresses(
             waiting += sources.get(one, ())
     tables = {n for n in result if "ptr" in parameters[n]}
     return tables or result
+
+
+def _is_number(every: Sequence[Op], pointers: Sequence[str], given: set[str]) -> bool:
+    """Return whether a kernel does more with some address than to move, choose or compare it and use it as a pointer.
+
+    ``pointers``: addresses that become pointers; ``given``: values that may be addresses, if pointers come from them.
+    """
+    passing = [(r, n) for op in every for r, n in _passed(op)]
+    seeds = _closure(pointers, passing) & given
+    held = _closure(seeds, [(n, r) for r, n in passing])
+    return any(o.name not in (*_PASSING, *_READING) and held.intersection(o.operands) for o in every)
+
+
+def _passed(op: Op) -> list[tuple[str, str]]:
+    """Return each result of an operation, or state of a loop, with each value that it may be or be a sum with."""
+    if op.name in _PASSING:
+        return [(op.results[0], n) for n in op.operands[op.name == "arith.select" :]]
+    if op.name == "scf.for":
+        ends = op.body[-1].operands
+        states = list(zip(op.operands[4::2], op.operands[5::2], op.results, ends, strict=False))
+        return [(r, n) for inner, start, result, end in states for r in (inner, result) for n in (start, end)]
+    if op.name == "scf.if":
+        return [(r, n) for o in op.body[-1:] + op.otherwise[-1:] for r, n in zip(op.results, o.operands, strict=False)]
+    return []
+
+
+def _closure(first: Iterable[str], pairs: Sequence[tuple[str, str]]) -> set[str]:
+    """Return names and all that follow from them by pairs of a name and one that follows from it."""
+    after, result, waiting = dict[str, list[str]](), set[str](), list(first)
+    for name, next_one in pairs:
+        after.setdefault(name, []).append(next_one)
+    while waiting:
+        if (one := waiting.pop()) not in result:
+            result.add(one)
+            waiting += after.get(one, ())
+    return result
 
 
 def _roots(name: str, sources: Mapping[str, Sequence[str]]) -> set[str]:

@@ -75,7 +75,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "tt.elementwise_inline_asm": "inline assembly is not supported; write it in Triton's language",
         "tt.int_to_ptr": (
             "a pointer from integers is supported in recorded calls, if they are addresses of 64 bits of one table, or "
-            "one argument, and its pointers are to one type of elements"
+            "one argument, which are used for pointers only, and its pointers are to one type of elements"
         ),
         "tt.gather": "tl.gather by loaded indices is not supported; give tables of pages as data of the problem "
         "(--page)",
