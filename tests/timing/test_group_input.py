@@ -56,7 +56,7 @@ def test_a_tile_that_does_not_fit_says_how_much_does(tiling: dict[str, int], mes
 def test_stages_without_asynchronous_copies_and_fp8_without_its_products_are_refused() -> None:
     with pytest.raises(NpusimError, match="stages: 3 tiles in flight need asynchronous copies, which t4 does not have"):
         run(hw="t4", stages=3)
-    with pytest.raises(NpusimError, match="a10 has no FP8 matrix unit"):
+    with pytest.raises(NpusimError, match="a10 has neither an FP8 matrix unit"):
         run("fp8_attention", hw="a10")
 
 
