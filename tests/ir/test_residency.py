@@ -284,3 +284,14 @@ def test_what_is_left_of_a_launch_before_is_there_for_rows_that_later_blocks_add
     cold = residency(replace(program, l2="clean"), 1, 100 * HEAD)
     assert cold.read_misses["k"] == pytest.approx(64 / (16 + 40 + 64))
     assert cold.compulsory_bytes == HEAD
+
+
+@pytest.mark.parametrize(("heads_that_fit", "evicted"), [(16, 2), (6, 10)])
+def test_a_stream_writes_back_a_workspace_that_does_not_fit(heads_that_fit: int, evicted: int) -> None:
+    """Eight heads of a workspace, and two of an output: the next launch finds none of the larger workspace in L2."""
+    space, output = tensor("h", "workspace"), tensor("o", "output", 2)
+    writes = [[Touch(space.tile(0, h, 0, 64), 0)] for h in range(8)]
+    puts = [[read(space, h), Touch(output.tile(0, h, 0, 64), 0)] for h in range(2)]
+    found = residency(touching(writes, puts), 1, heads_that_fit * HEAD, True, in_a_stream=True)
+    pushed = 8 * found.write_pushes["h"] + 2 * (found.read_pushes["h"] + found.write_pushes["o"])
+    assert pushed == pytest.approx(evicted)

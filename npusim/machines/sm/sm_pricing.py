@@ -41,6 +41,18 @@ class StoredLoop(NamedTuple):
     written: float
     work: float
 
+    def wait(self, longest: int, depth: int, latency: int) -> float:
+        """Return the cycles that a load which misses L2 waits because memory writes lines back.
+
+        A wait w is in proportion to the geometric mean of the shares of an iteration's time that memory takes for these
+        lines, and for all lines; it is ``longest`` if they take all of it.  A slot of ``depth`` is free again when the
+        warps have computed its tile, so that ``depth`` iterations take ``latency`` + w + the cycles of the warps, if
+        they hide less.
+        """
+        alone, wait = latency + self.work, longest * sqrt(self.moved * self.written)  # times cycles of an iteration
+        iteration = max(self.moved, self.work, (alone + sqrt(alone**2 + 4 * depth * wait)) / (2 * depth))
+        return wait / iteration
+
 
 class SmPricing(Transfers):
     """Costs of a program's operations on one GPU."""
@@ -87,10 +99,6 @@ class SmPricing(Transfers):
     def _behind_writes(self, step: Step, latency: int) -> int:
         """Return the cycles that a load of a loop which stores a result for each tile waits because memory writes lines
         back.
-
-        A wait w is in proportion to the geometric mean of the shares of an iteration's time that memory takes for these
-        lines, and for all lines.  A slot of ``depth`` is free again when the warps have computed its tile, so that
-        ``depth`` iterations take ``latency`` + w + the cycles of the warps, if they hide less.
         """
         source, target, longest = step.srcs[0], step.dst, self.device.memory.l2.written_wait_cycles
         if longest is None or not isinstance(source, GlobalTile) or not isinstance(target, RingTile):
@@ -99,10 +107,7 @@ class SmPricing(Transfers):
         missed = self._miss_share(source.tensor.name)
         if loop is None or not loop.written or not missed:
             return 0
-        depth, alone = target.ring.depth, latency + loop.work
-        wait = longest.value * sqrt(loop.moved * loop.written)  # times cycles of an iteration
-        iteration = max(loop.moved, loop.work, (alone + sqrt(alone**2 + 4 * depth * wait)) / (2 * depth))
-        return ceil(missed * wait / iteration)
+        return ceil(missed * loop.wait(longest.value, target.ring.depth, latency))
 
     @cached_property
     def _stored_loops(self) -> dict[str, StoredLoop]:

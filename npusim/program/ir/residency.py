@@ -161,11 +161,15 @@ def _residency(
             cache.step(touched, residents[number])
     through = {name: 0.0 if role == "workspace" and size <= capacity else 1.0 for name, role, size in tensors}
     read, used = {name: cache.traffic[name] for name, _, _ in tensors}, cache.traffic.items()
-    outputs = sum(int(t.put_out * (1 if back else through[name])) for name, t in used if t.put_out)
+    workspaces = {name for name, role, _ in tensors if role == "workspace"}
+    put_out = {name: t.put_out for name, t in used if t.put_out}
+    outputs = sum(int(n * (1 if back else through[name])) for name, n in put_out.items() if name not in workspaces)
     others_count = max(1, group_count - 1)
     pushed = sum(t.read_pushes + t.write_pushes for _, t in used)
-    # In a stream, a launch evicts as many written bytes as it writes.
-    scale = outputs / pushed if back and not back.staying_bytes and pushed else 1.0
+    # In a stream, a launch evicts as many written bytes as it writes; the next launch writes a workspace that fits into
+    # L2 again before its lines are evicted.
+    evicted = outputs + sum(n * through[name] for name, n in put_out.items() if name in workspaces)
+    scale = evicted / pushed if back and not back.staying_bytes and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
@@ -186,7 +190,7 @@ class _Traffic:
     met: float = 0.0  #: the same bytes, multiplied by the number of other groups that read them
     written: int = 0
     placed: int = 0  #: bytes that are written while no part of them is in L2
-    put_out: int = 0  #: bytes of written outputs, each counted once
+    put_out: int = 0  #: bytes of written outputs and workspaces, each counted once
     read_pushes: float = 0.0
     write_pushes: float = 0.0
 
@@ -269,7 +273,7 @@ class _Cache:
                 new_writes[use.name] += placed
                 if back:
                     self._dirtied(key, height, row_bytes, count, use.name)
-                if role == "output":
+                if role != "input":
                     traffic.put_out += new * count
                 continue
             # the share of rows that have not been accessed yet, also for a region that grows
