@@ -41,3 +41,15 @@ def any_of_rows(X, Y, M, N, limit, R: tl.constexpr, B: tl.constexpr):
         x = tl.load(X + row * N + column, mask=(row < M) & (column < N), other=0.0)
         holds = holds | (x > limit)
     tl.store(Y + row, tl.reduce(holds, 1, either)[:, None].to(tl.int32), mask=row < M)
+
+
+@triton.jit
+def counted_until_met(X, Y, n, B: tl.constexpr):
+    p, i, j = tl.program_id(0), tl.arange(0, B), 0
+    is_met, count = i < 0, tl.zeros((B,), tl.int32)
+    while j < n:
+        x = tl.load(X + (p * n + j) * B + i)
+        count += tl.where(is_met, 0, 1)
+        is_met = is_met | (x > 0.8)
+        j += 1
+    tl.store(Y + p * B + i, tl.where(is_met, count, -1))

@@ -40,3 +40,14 @@ def test_a_loop_joins_masks_by_and(hw: str) -> None:
 
 def test_rows_of_masks_are_joined() -> None:
     assert np.array_equal(_stored("any_of_rows", 2, "h200", M=12, R=8, limit=3.0), (X > 3).any(1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_counts_by_the_mask_that_it_carries(hw: str) -> None:
+    x = X[:, :32].reshape(3, 4, 32).copy()
+    given = {"X": x, "Y": np.zeros((3, 32), np.int32)}
+    with npusim.record(floats=True) as calls:
+        kernels.counted_until_met[(3,)](**given, n=4, B=32)
+    made = stored(npusim.run(calls[0], hw=hw, rows="all"), given)["Y"]
+    is_met = np.logical_or.accumulate(x > 0.8, 1)
+    assert np.array_equal(made, np.where(is_met[:, -1], 1 + (~is_met[:, :-1]).sum(1), -1))

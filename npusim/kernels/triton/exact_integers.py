@@ -30,6 +30,7 @@ from npusim.kernels.triton.element_wise import computed_elements, elements_in
 from npusim.kernels.triton.first_tile import OtherFirstError
 from npusim.kernels.triton.integers import WrapsError, bits_of
 from npusim.kernels.triton.known_tiles import known_tiles
+from npusim.kernels.triton.loop_forms import is_mask_state
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView
 from npusim.kernels.triton.ttir_text import EXACT_BITS, EXACT_WIDE, FORMATS, WHOLE, Op, shape_of
 from npusim.kernels.triton.values import (
@@ -201,7 +202,9 @@ class ExactIntegers(WholeNumbers, ABC):
 
     def _is_exact_state(self, loop: Op, end: str) -> bool:
         """Return whether a loop carries an integer that operations of integers compute from floats."""
-        result, of_floats = set(self._made_of(end)), set[str]()
+        states = zip(loop.operands[4::2], loop.body[-1].operands, strict=False)
+        of_floats = {n for n, last in states if is_mask_state(n) and self._is_computed(loop, last)}
+        result = set(self._made_of(end))
         for o in loop.body:
             if not result.intersection(o.results):
                 continue

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from npusim.kernels.triton.ttir_text import Op
 
 _MASKS = re.compile(r"tensor<(?:\d+x)+i1>")
+#: The end of the names of integers in place of masks.
+_STATE = "@state"
 _JOINS = MappingProxyType({"arith.ori": "arith.maxsi", "arith.andi": "arith.minsi"})
 
 
@@ -101,6 +103,11 @@ def with_mask_states(operations: Sequence[Op]) -> list[Op]:
     return result
 
 
+def is_mask_state(name: str) -> bool:
+    """Return whether a state of a loop is integers in place of a mask."""
+    return name.endswith(_STATE)
+
+
 def _op(like: Op, name: str, result: str, operands: Sequence[str], kinds: str, word: str = "") -> Op:
     """Return an operation at the line of ``like``, from its operands, the text before them (``word``) and its types."""
     text = f"{name} {word}{', '.join(f'%{n}' for n in operands)} : {kinds}"
@@ -130,7 +137,7 @@ def _narrowed(like: Op, mask: str, kind: str) -> list[Op]:
     """Return the operations that compute a mask from its integers."""
     text = f"arith.constant dense<0> : {_wide(kind)}"
     zero = replace(_op(like, "arith.constant", f"{mask}@zero", [], _wide(kind)), text=text)
-    return [zero, _op(like, "arith.cmpi", mask, [f"{mask}@state", f"{mask}@zero"], _wide(kind), "ne, ")]
+    return [zero, _op(like, "arith.cmpi", mask, [f"{mask}{_STATE}", f"{mask}@zero"], _wide(kind), "ne, ")]
 
 
 def _as_integers(op: Op, kinds: Sequence[str]) -> list[Op]:
@@ -149,8 +156,8 @@ def _as_integers(op: Op, kinds: Sequence[str]) -> list[Op]:
             first += _narrowed(op, name, kind)
             last.append(replace(_widened(end, ends[i], kind), results=[f"{name}@end"]))
             after += _narrowed(op, results[i], kind)
-            operands[4 + 2 * i : 6 + 2 * i] = [f"{name}@state", f"{name}@start"]
-            ends[i], results[i] = f"{name}@end", f"{results[i]}@state"
+            operands[4 + 2 * i : 6 + 2 * i] = [f"{name}{_STATE}", f"{name}@start"]
+            ends[i], results[i] = f"{name}@end", f"{results[i]}{_STATE}"
     whole = ", ".join(map(_wide, kinds))
     text = re.sub(r"-> \(.*?\)\s+:", f"-> ({whole}) :", op.text)
     loop = replace(op, operands=operands, results=results, text=text)
@@ -167,10 +174,10 @@ def _joined(op: Op) -> list[Op]:
     result, inner = op.results[0], op.body[0]
     one = replace(inner, name=_JOINS[inner.name], text=inner.text.replace(inner.name, _JOINS[inner.name]), type="i32")
     text = op.text.replace("i1", "i32")
-    reduced = replace(op, results=[f"{result}@state"], operands=[f"{op.operands[0]}@whole{result}"], text=text)
+    reduced = replace(op, results=[f"{result}{_STATE}"], operands=[f"{op.operands[0]}@whole{result}"], text=text)
     reduced = replace(reduced, type=op.type.replace("i1", "i32"), body=[one, *op.body[1:]])
     wide = replace(_widened(op, op.operands[0], kind), results=[f"{op.operands[0]}@whole{result}"])
     if op.type.startswith("tensor"):
         return [wide, reduced, *_narrowed(op, result, op.type)]
     zero = replace(_op(op, "arith.constant", f"{result}@zero", [], "i32"), text="arith.constant 0 : i32")
-    return [wide, reduced, zero, _op(op, "arith.cmpi", result, [f"{result}@state", f"{result}@zero"], "i32", "ne, ")]
+    return [wide, reduced, zero, _op(op, "arith.cmpi", result, [f"{result}{_STATE}", f"{result}@zero"], "i32", "ne, ")]
