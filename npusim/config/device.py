@@ -76,7 +76,7 @@ class RoundsSpec(SpecModel):
     round_trip_cycles: WholeQuantity = Field(
         description="time from one read of memory to the next if a loop waits for each and no other core reads"
     )
-    exponent_factor: Positive = Field(description="exponent of the norm")
+    exponent_factor: PositiveWhole = Field(description="exponent of the norm")
 
 
 class GlobalMemorySpec(SpecModel):

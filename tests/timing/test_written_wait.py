@@ -9,6 +9,7 @@ from statistics import mean
 import pytest
 
 from npusim.config.load import load_device
+from npusim.errors import SpecError
 from npusim.machines.sm.sm_pricing import StoredLoop
 
 FILE = Path(__file__).parents[2] / "reports/silicon/stored_loops.json"
@@ -37,3 +38,14 @@ def test_the_wait_has_the_error_that_the_device_file_states() -> None:
     assert mean(errors) == pytest.approx(0.033, abs=5e-4)
     assert mean(without) == pytest.approx(0.197, abs=5e-4)
     assert "3.3 % off on average" in str(longest.source)
+
+
+def test_an_exponent_below_that_of_a_norm_is_refused(tmp_path: Path) -> None:
+    """With 0.002, memory would need 2**500 times its time."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "schema: npusim.device/1\nextends: h200\nname: mine\ndescription: mine\nmemory:\n  gm:\n    rounds:\n"
+        "      exponent_factor: {value: 0.002, basis: assumed, source: x}\n"
+    )
+    with pytest.raises(SpecError, match=r"mine\.yaml:8  memory\.gm\.rounds\.exponent_factor"):
+        load_device(str(file))
