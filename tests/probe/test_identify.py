@@ -224,7 +224,7 @@ def test_a_split_along_k_is_told_from_the_units_steps() -> None:
     unit = parse_tree("(c+0..15)")
     d = compute(replace(unit, tree=trees.repeated(unit.tree, K)), short.formats, p.a, p.b, p.c)[:, None]
     one = identify_product(p, d)
-    for tree, words in ((steps, "steps of 16 go on"), ((halves, moved), "K is cut into 2 parts")):
+    for tree, words in ((steps, "the same steps of 16"), ((halves, moved), "K is cut into 2 parts")):
         c = q.c if tree is steps else 0 * q.c
         asked = replace(q, c=c)
         answer = goes_on(one, asked, compute(replace(unit, tree=tree), long.formats, q.a, q.b, c)[:, None])
