@@ -264,7 +264,7 @@ def _held(architecture: str, fraction: int, block_bytes: int) -> Iterator[MmaAri
             order = tuple(chain.from_iterable(turns))
             groups = tuple(order[i : i + row.block] for i in range(0, row.k, row.block))
             source = f"PTX of Triton 3.6, kWidth beyond a register; sums as {architecture}.mma"
-            yield replace(row, index_groups=groups, source=source)
+            yield replace(row, index_groups=groups if len(groups) > 1 else None, source=source)
 
 
 #: ``max_num_imprecise_acc`` of Triton: instructions add up from 0, and their sum is added to the accumulator.
