@@ -54,3 +54,15 @@ def test_integers_beyond_float64_are_refused() -> None:
         ProgramError, match=r"wide_integer_kernels\.py:\d+: Y: storing integers of 64 bits beyond 2\^53"
     ):
         _stored("copied", (2,), "h200", x, n=100, B=64)
+
+
+@pytest.mark.parametrize("m", [25, 26])
+def test_integers_that_only_one_of_two_masks_hides_are_their_other_number(m: int) -> None:
+    rng = np.random.default_rng(1)
+    x, z = (rng.integers(0, 16, (2, 32)).astype(np.int32) for _ in range(2))
+    given = {"X": x, "Z": z, "Y": np.zeros_like(x)}
+    with npusim.record(floats=True) as calls:
+        kernels.joined_bits[(2,)](**given, n=26, m=m, B=32)
+    at = np.arange(32)
+    expected = np.where(at < 26, x, 5) | np.where(at < m, z, 9)
+    assert np.array_equal(stored(npusim.run(calls[0], hw="h200", rows="all"), given)["Y"], expected)

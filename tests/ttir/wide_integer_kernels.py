@@ -23,3 +23,11 @@ def packed_in_loop(X, Y, n, B: tl.constexpr):
         at = i + tl.arange(0, B)
         x = tl.load(X + tl.program_id(0) * n + at, mask=at < n, other=0)
         tl.store(Y + tl.program_id(0) * n + at, x.to(tl.int64) * 1000000007, mask=at < n)
+
+
+@triton.jit
+def joined_bits(X, Z, Y, n, m, B: tl.constexpr):
+    p, i = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * B + i, mask=i < n, other=5)
+    z = tl.load(Z + p * B + i, mask=i < m, other=9)
+    tl.store(Y + p * B + i, x | z)

@@ -263,7 +263,8 @@ def _by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")
     bits = WIDE if of else (a.rest if isinstance(a, Listed) else a).bits
-    result = table_of(op, computed_of(op, name, values[0], values[1], bits), _known(op, a, b), _shape(a, b), bits)
+    defined = np.logical_and(_defined(op, a), _defined(op, b))
+    result = table_of(op, computed_of(op, name, values[0], values[1], bits), defined, _shape(a, b), bits)
     return _in_bits(op, replace(result, rest=replace(result.rest, of=of)))
 
 
