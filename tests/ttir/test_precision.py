@@ -186,6 +186,19 @@ def test_turns_on_another_chip_have_its_own_sums() -> None:
     assert np.array_equal(made, sums)
 
 
+def test_products_in_two_orders_are_noted() -> None:
+    """A mask of bytes is loaded for P, the left factor of the second product, so that only this one has turns."""
+    from ttir import loaded_kernels
+
+    rng, shape = np.random.default_rng(3), (1, 64, 32)
+    words = {n: rng.standard_normal(shape).astype(np.float16) for n in "QKVO"} | {"Mask": np.ones((1, 64), np.int8)}
+    with npusim.record(floats=True) as calls:
+        loaded_kernels.masked_attention[(4, 1)](**words, S=64, scale=0.125, D=32, BM=16, BN=32, HOW="keys")
+    call: Any = calls[0]
+    result = npusim.run(call, hw="h200", rows="all")
+    assert any("some products of float16 with k ascending and others in turns" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("hw", ["a100", "l40s"])
 def test_a_loop_whose_rows_are_factors_runs_without_warp_groups(hw: str) -> None:
     """The walk of compiled loops needs a device with products of warp groups; others price the loop by its steps."""

@@ -182,6 +182,13 @@ MEASURED_FUNCTIONS = 90
 ASSUMED_FUNCTIONS = (
     "the GPU's float32 exponentials, roots, logarithms and divisions are assumed to have the bits of an H200's"
 )
+#: Units that differ only in the order along k; empty: the device's own.
+_IN_ORDER = re.compile(r"(?:mma_(?:half|quad)\.k\d+)?")
+TWO_ORDERS = (
+    "the compiler issues some products of {} with k ascending and others in turns (mma.sync of factors that are "
+    "narrower in memory, or joined); npusim adds all of them with k ascending, and the last places of a chip's float32 "
+    "sums can differ"
+)
 PRECISIONS: Mapping[str, tuple[TritonPrecision, ...]] = MappingProxyType(
     {"gpu": tuple(TritonPrecision(n, "exp2.hopper_ex2", "cuda", contracts=n == "compiled") for n in _ON_GPUS)}
     | {"npu": (TritonPrecision("ascend", "exp.correct", "ascend_c", accumulate="fresh", contracts=False),)}
@@ -534,6 +541,8 @@ def _phases_of(
     notes = (*phase.notes, *filter(None, [untried()]))
     arithmetic = p.arithmetic or (_of_half_sums(blocks.reader, made, device) if is_gpu else "")
     by_format = {} if arithmetic or not is_gpu else _of_code(blocks.reader, made, device)
+    if unordered := [] if arithmetic or not is_gpu else _in_two_orders(blocks.reader, made):
+        decided, notes = UNKNOWN, (*notes, *map(TWO_ORDERS.format, unordered))
     phase = replace(phase, arithmetic=arithmetic, arithmetic_by_format=by_format, compiled=decided, notes=notes)
     measured = ("hopper", "libdevice") if is_gpu and _capability(device) != MEASURED_FUNCTIONS else ()
     variants = {r.attributes.variant.partition(".")[2] for s in phase.stages for r in s.rows}
@@ -576,7 +585,7 @@ def _of_code(reader: Reader, made: Compiled, device: DeviceSpec) -> dict[str, st
     """Return the arithmetic of products by format, for formats in which compiled code does not use the device's own
     arithmetic.
     """
-    formats = {FORMATS[a] for a, _, _ in reader.products}
+    formats = {FORMATS[a] for a, _, _ in reader.products}.difference(_in_two_orders(reader, made))
     chosen = {fmt: _arithmetic_of(fmt, reader, made, device) for fmt in sorted(formats) if _units(fmt, reader, made)}
     return chosen | ({"float32": IEEE} if reader.precision == "ieee" else {})
 
@@ -600,6 +609,13 @@ def _arithmetic_of(fmt: str, reader: Reader, made: Compiled, device: DeviceSpec)
             why += f"; for factors of such narrow elements, tiles with a depth of {int(depth[1]) // 2} or more"
         raise ProgramError(f"{reader.line}: {reader.function.name}: {why} on {device.name}")
     return of_code
+
+
+def _in_two_orders(reader: Reader, made: Compiled) -> list[str]:
+    """Return the formats, other than FP8, of products that compiled code adds along k in several known orders."""
+    every = {fmt: _units(fmt, reader, made) for fmt in {FORMATS[a] for a, _, _ in reader.products}}
+    several = (fmt for fmt, units in every.items() if len(units) > 1 and all(map(_IN_ORDER.fullmatch, units)))
+    return sorted(fmt for fmt in several if not fmt.startswith("float8"))
 
 
 def _units(fmt: str, reader: Reader, made: Compiled) -> set[str]:
