@@ -337,7 +337,7 @@ class Expressions(CodeLines):
                 step = start if stride == "1" else self._new(f"mul i64 {start}, {stride}")
                 offset = step if offset == "0" else self._new(f"add i64 {offset}, {step}")
         if strides and strides[-1] != "1":
-            raise self._refuse(node, f"{ast.unparse(node)}: neighbours of this view are not next to one another")
+            raise self._refuse(node, f"{ast.unparse(node)}: this view is not contiguous along its last axis")
         kind, data = of.item.stored, of.data
         data = data if offset == "0" else self._new(f"getelementptr inbounds {kind}, ptr {data}, i64 {offset}")
         return Array(of.item, data, tuple(shape), tuple(strides))

@@ -127,7 +127,7 @@ def translated(function: FunctionType, kinds: tuple[ArgumentType, ...]) -> tuple
         lines.append(f"  call void {name}({passed})")
         returned = "0"
     else:
-        raise TranslationError(f"{function.__qualname__}: returns neither nothing nor an int64")
+        raise TranslationError(f"{function.__qualname__}: must return nothing or an int64")
     lines.append(f"  ret i64 {returned}")
     entry = f"define i64 @{ENTRY}({', '.join(parameters)}) nounwind {{\n" + "\n".join(lines) + "\n}\n"
     return "\n".join([*module.texts, entry, *module.declared, "!0 = !{}", ""]), isinstance(result, NumberValue)

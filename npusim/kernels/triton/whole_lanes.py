@@ -179,7 +179,7 @@ class WholeLanes(OwnElements, ABC):
             inside = [source.index((i,), at) < size for i, size in enumerate(source.sizes)]
             gaps = held & ((own != at) | ~np.logical_and.reduce(inside))
         if gaps.any():
-            raise op.fail(f"{source.parameter}: a program accesses an element between those of its tensor")
+            raise op.fail(f"{source.parameter}: a program accesses memory between the elements of its tensor")
         return np.where(held, at, -1)
 
     def _view_of_lanes(
