@@ -157,7 +157,7 @@ def _added_tensor(
     """
     read_names = {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "the only supported atomic is tl.atomic_add of floats whose old value is not used"
+        why = "the only supported atomic is tl.atomic_add of floats without use of the old value that it returns"
         raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
     sources = sources_of(function.operations)
     roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))

@@ -276,8 +276,8 @@ class Arithmetic(Draft, ABC):
         shape, before = shape_of(op.type)[0], shape_of(op.text.partition(" : ")[2].partition(" -> ")[0])[0]
         if [n for n in shape if n > 1] != [n for n in before if n > 1]:
             raise op.fail(
-                f"a block of {_times(before)} cannot be reshaped to {_times(shape)}: except in blocks that npusim reads "
-                "lane by lane, a reshape may only add or remove axes of size 1"
+                f"a block of {_times(before)} cannot be reshaped to {_times(shape)}: except in blocks that npusim "
+                "reads lane by lane, a reshape may only add or remove axes of size 1"
             )
 
         def how(axes: Any, none: Any) -> Any:
