@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.kernels.triton.results_apart import LOADS, STORES, inside, needed_by, roots_of, sources_of
+from npusim.kernels.triton.results_apart import LOADS, STORES, needed_by, roots_of, sources_of
 from npusim.kernels.triton.start_values import pointers_into
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, read
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, every_of, makers, read
 from npusim.kernels.triton.values import Affine, Integers
 
 #: Number of elements of a row that one program of the second kernel adds.
@@ -52,7 +52,7 @@ class PartsApart(NamedTuple):
 
 def has_atomics(function: Function) -> bool:
     """Return whether a kernel has atomic operations."""
-    return any(o.name.startswith("tt.atomic") for o in (*function.operations, *inside(function.operations)))
+    return any(o.name.startswith("tt.atomic") for o in every_of(function.operations))
 
 
 def atomics_apart(function: Function) -> list[Function]:
@@ -60,7 +60,7 @@ def atomics_apart(function: Function) -> list[Function]:
 
     None if it adds to only one tensor, or if it also accesses such a tensor in another way.
     """
-    every, sources = [*function.operations, *inside(function.operations)], sources_of(function.operations)
+    every, sources = every_of(function.operations), sources_of(function.operations)
     atomics = {o.results[0]: roots_of(o.operands[0], sources) for o in every if o.name.startswith("tt.atomic")}
     accessed = {r for o in every if o.name in (*LOADS, *STORES) for r in roots_of(o.operands[0], sources)}
     roots = list(dict.fromkeys(r for of in atomics.values() for r in sorted(of)))
@@ -101,7 +101,7 @@ def parts_apart(
 
     Raises `ProgramError` for other atomic operations, for several such tensors, and for a tensor with gaps.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     atomics = [o for o in every if o.name.startswith("tt.atomic")]
     line, (root, view) = atomics[0].line, _added_tensor(function, arguments, every, atomics)
     span = prod(view.sizes)
@@ -133,7 +133,7 @@ def parts_apart(
     kinds = dict.fromkeys(given, f"!tt.ptr<{fmt}>")
     parts = stored(function.operations)
     ends, rest = (
-        [o for o in parts if any((i.operands[0] in own) is is_own for i in (o, *inside([o])) if i.name in STORES)]
+        [o for o in parts if any((i.operands[0] in own) is is_own for i in (o, *o.within()) if i.name in STORES)]
         for own, is_own in ((pointers, True), (pointers, False))
     )
     if any(o in ends for o in rest):

@@ -58,7 +58,7 @@ def with_addressed(
     several arguments or in none, if it points to elements of several types, or if its address is also used as a number
     (as in a remainder), because addresses differ from run to run.
     """
-    every = list(_each(operations))
+    every = [o for op in operations for o in (op, *op.within())]
     pointers = [o for o in every if o.name == _TO_POINTER]
     sources = dict[str, list[str]]()
     for op in every:
@@ -122,7 +122,7 @@ def with_reinterpreted(
     A pointer that may point into several arguments is unchanged, as is a conversion between pointers to bool and to
     bytes.
     """
-    every, known = list(_each(operations)), dict(parameters)
+    every, known = [o for op in operations for o in (op, *op.within())], dict(parameters)
     sources = dict[str, list[str]]()
     for op in every:
         if op.name == "scf.for":
@@ -149,12 +149,6 @@ def with_reinterpreted(
         return result
 
     return changed(operations), known
-
-
-def _each(operations: Iterable[Op]) -> Iterable[Op]:
-    for op in operations:
-        yield op
-        yield from _each([*op.body, *op.otherwise])
 
 
 def _element(op: Op) -> str:

@@ -13,8 +13,7 @@ import numpy as np
 
 from npusim.kernels.triton.listed import unlike_rows
 from npusim.kernels.triton.region_rewriter import OtherBlocksError, RegionRewriter
-from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, every_of, shape_of
 from npusim.kernels.triton.values import (
     Affine,
     Condition,
@@ -52,7 +51,7 @@ def with_blocks_as_rows(function: Function) -> Function | None:
     """Return a kernel in which blocks that are summed along both axes are rows; None if there are no such blocks, or if
     there are others.
     """
-    operations = [*function.operations, *inside(function.operations)]
+    operations = every_of(function.operations)
     if any((o.body and o.name not in _REGIONS) or o.name.startswith(_OTHERS) for o in operations):
         return None
     result = {r: o for o in operations for r in o.results} | carried_by(operations)

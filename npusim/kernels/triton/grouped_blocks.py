@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, every_of, shape_of
 
 #: Operations on single elements, and operations that give all elements one value.
 _OF_ELEMENTS = (
@@ -26,7 +25,7 @@ def with_groups(function: Function) -> Function | None:
     """Return a kernel without reshapes of one axis into two, or back; None if it has no such reshapes, or if other
     operations need the single axis.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     found = {shapes for o in every if o.name == "tt.reshape" and (shapes := _grouped(o)) is not None}
     if len(found) != 1:
         return None

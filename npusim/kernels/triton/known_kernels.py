@@ -19,9 +19,8 @@ from npusim.errors import ProgramError
 from npusim.kernels.triton.addresses import NO_TENSOR, is_beyond
 from npusim.kernels.triton.float64_walk import ALL, Array, ExactProgram, Pointer, values_of
 from npusim.kernels.triton.integers import bits_of
-from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.tensor_axes import IntegerTensor
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, read, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, every_of, read, shape_of
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
 from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers
 
@@ -189,7 +188,7 @@ def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequen
 
     Raises `ProgramError` if the order of programs may change a result.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     if not _is_of_integers(function, every, arguments):
         return []
     memory = _KnownMemory(function, arguments)

@@ -35,9 +35,9 @@ from npusim.kernels.triton.kernel_draft import (
 )
 from npusim.kernels.triton.launch_axes import NO_PAGES, Result, TensorUse, UnplacedError, matched, readings
 from npusim.kernels.triton.masks import Rule, mask_of_plain
-from npusim.kernels.triton.results_apart import STORES, inside
+from npusim.kernels.triton.results_apart import STORES
 from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, Ragged, View
-from npusim.kernels.triton.ttir_text import makers, refusing
+from npusim.kernels.triton.ttir_text import every_of, makers, refusing
 from npusim.kernels.triton.values import (
     COLUMNS,
     MOST_ELEMENTS,
@@ -672,7 +672,7 @@ class LaunchGrid:
         if not self.is_partial or not isinstance(self.out, View) or not self.out.parts:
             return
         r, least = self.reader, self.rows
-        every = [*r.function.operations, *inside(r.function.operations)]
+        every = every_of(r.function.operations)
 
         def hides(op: Op) -> bool:
             of = [x for x in r.loads.values() if x.line == op.line]

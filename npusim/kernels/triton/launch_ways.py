@@ -26,11 +26,11 @@ from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.pulled_lanes import with_lanes_pulled
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.reloaded import with_values_kept
-from npusim.kernels.triton.results_apart import inside, results_apart
+from npusim.kernels.triton.results_apart import results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import Function, Op, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, shape_of
 from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
@@ -108,7 +108,7 @@ class _Tries:
 
     @property
     def _every(self) -> list[Any]:
-        return [*self.function.operations, *inside(self.function.operations)]
+        return every_of(self.function.operations)
 
     def read(self, function: Function, choices: Choices) -> LaunchGrid:
         """Return the blocks of a kernel on the launch's arguments; raise the fault of a reading that failed."""
@@ -272,7 +272,7 @@ def _has_remainders(tries: _Tries) -> bool:
 
 def _stores_one_column(tries: _Tries) -> bool:
     """Return whether a loop stores blocks of one column, and a block is reduced down its rows."""
-    stored = [shape_of(o.type)[0] for o in inside(tries.function.operations) if o.name == "tt.store"]
+    stored = [shape_of(o.type)[0] for op in tries.function.operations for o in op.within() if o.name == "tt.store"]
     return reduces_down(tries.function) and any(len(shape) == 2 and shape[0] > shape[1] == 1 for shape in stored)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
+from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, makers, shape_of
 
 #: Operations that are not repeated: their results are shared.
 _STAY = ("tt.dot", "tt.reduce", "tt.scan", "tt.atomic", "tt.descriptor", "scf.")
@@ -27,7 +27,7 @@ def with_loads_again(function: Function, arguments: Mapping[str, Any]) -> tuple[
     Vectors along rows and vectors along columns belong to one tensor, which has two names because each name has its own
     axes.  A tensor that the kernel also stores to is not loaded again, because the second load may have another value.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     views = {n: x for n, x in arguments.items() if isinstance(x, View) and n in function.parameters}
     again = _Again(every, {n: x.storage for n, x in views.items()})
     changed = again.all_of(function.operations)

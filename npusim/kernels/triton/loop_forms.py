@@ -24,11 +24,7 @@ _JOINS = MappingProxyType({"arith.ori": "arith.maxsi", "arith.andi": "arith.mins
 
 def with_counted_loops(operations: Sequence[Op]) -> list[Op]:
     """Return operations in which each loop whose condition only counts iterations is a counted loop."""
-    return _changed(operations, {n for o in _every(operations) for n in o.operands})
-
-
-def _every(operations: Sequence[Op]) -> list[Op]:
-    return [o for op in operations for o in (op, *_every([*op.body, *op.otherwise]))]
+    return _changed(operations, {n for op in operations for o in (op, *op.within()) for n in o.operands})
 
 
 def _changed(operations: Sequence[Op], read: set[str]) -> list[Op]:
@@ -49,7 +45,7 @@ def _counted(op: Op, read: set[str]) -> Op | None:
         return None
     compared, condition = op.body
     arguments, *body, end = op.otherwise
-    inner = {*names, *arguments.results} | {r for o in _every([compared, *body]) for r in o.results}
+    inner = {*names, *arguments.results} | {r for o in (compared, *body) for i in (o, *o.within()) for r in i.results}
     if not compared.text.startswith("arith.cmpi slt,") or condition.operands != [*compared.results, *names]:
         return None
     number, bound = compared.operands

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from npusim.kernels.triton.blocks_as_rows import carried_by
 from npusim.kernels.triton.region_rewriter import OtherBlocksError, RegionRewriter
-from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers
 from npusim.kernels.triton.values import Affine, Condition, Known, Number
 
@@ -58,7 +57,7 @@ def _needed(operations: Sequence[Op]) -> list[Op]:
     for op in reversed(operations):
         if not op.results or op.name == _LOOP or needed.intersection(op.results):
             op = replace(op, body=_needed(op.body)) if op.name == _LOOP else op  # noqa: PLW2901
-            needed |= {*op.operands, *(n for o in inside([op]) for n in o.operands)}
+            needed |= {*op.operands, *(n for o in op.within() for n in o.operands)}
             kept.insert(0, op)
     return kept
 
@@ -67,7 +66,7 @@ def _is_other(op: Op) -> bool:
     """Return whether an operation may have effects that are not examined, or contains splits or joins."""
     if op.name in (_LOOP, "scf.yield"):
         return False
-    inner = [o.name for o in inside([op])]
+    inner = [o.name for o in op.within()]
     return (not op.results and op.name not in (*_WITHOUT_RESULTS, "scf.if")) or bool({*inner} & {"tt.split", "tt.join"})
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npusim.kernels.triton.results_apart import LOADS, inside
-from npusim.kernels.triton.ttir_text import Function, Op, makers
+from npusim.kernels.triton.results_apart import LOADS
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, makers
 
 #: Conversions of a state on its way to memory.
 _CASTS = ("arith.truncf", "arith.extf", "tt.fp_to_fp")
@@ -51,7 +51,7 @@ def _changed(operations: list[Op], loop: Op, arguments: Mapping[str, Any]) -> li
     if not is_next or step is None or first is None or step.operands != [pointer, first.operands[1]]:
         return operations
     before = [o for o in operations[:at] if o.name == "tt.store" and o.operands[0] == first.operands[0]]
-    readers = [o for o in (*loop.body, *inside(loop.body)) if pointer in o.operands]
+    readers = [o for o in every_of(loop.body) if pointer in o.operands]
     addresses = [o for o in branch.otherwise if o.results]
     outer = {n for o in (*addresses, last) for n in o.operands} - {r for o in addresses for r in o.results}
     is_like = len(before) == 1 and before[0].operands[2:] == passed.operands[2:]

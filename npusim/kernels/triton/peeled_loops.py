@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from npusim.kernels.triton.integers import DIVISIONS, bits_of, computed_of
-from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
-from npusim.kernels.triton.ttir_text import Function, Op, makers, operand_shape
+from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, makers, operand_shape
 
 #: An operation that TTIR does not have: its mask must be true from iteration ``first`` up to, but not including,
 #: iteration ``end``.
@@ -57,7 +57,7 @@ def with_loops_turned(function: Function, arguments: Mapping[str, Any]) -> Funct
 
 def _loads_stored(loop: Op, sources: dict[str, list[str]]) -> bool:
     """Return whether a loop loads from a tensor to which it stores, by other pointers than those of its stores."""
-    loaded, stored = ({o.operands[0] for o in inside([loop]) if o.name in names} for names in (LOADS, STORES))
+    loaded, stored = ({o.operands[0] for o in loop.within() if o.name in names} for names in (LOADS, STORES))
     tensors = {n for pointer in stored for n in roots_of(pointer, sources)}
     return any(tensors & roots_of(pointer, sources) for pointer in loaded - stored)
 
@@ -65,7 +65,7 @@ def _loads_stored(loop: Op, sources: dict[str, list[str]]) -> bool:
 def _turned(loop: Op, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> Op | None:
     number, *bounds = loop.operands[:4]
     low, high, step = (_whole(n, made, arguments) for n in bounds)
-    if len(loop.operands) > 4 or not any(o.name in STORES for o in inside([loop])):
+    if len(loop.operands) > 4 or not any(o.name in STORES for o in loop.within()):
         return None
     if low is None or high is None or step is None or step <= 0 or high <= low:
         return None
@@ -92,7 +92,7 @@ def _renamed(operations: Sequence[Op], names: Mapping[str, str]) -> list[Op]:
 
 
 def _made(operations: Sequence[Op]) -> dict[str, Op]:
-    return makers([*operations, *inside(list(operations))])
+    return makers(every_of(operations))
 
 
 def _whole(name: str, made: Mapping[str, Op], arguments: Mapping[str, Any]) -> int | None:
@@ -124,8 +124,8 @@ def _joined_once(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op]
     result, at = _made(operations), [i for i, o in enumerate(operations) if o.name == "scf.for"]
     for i, j in pairwise(at):
         first, second, between = operations[i], operations[j], operations[i + 1 : j]
-        read = {n for k, o in enumerate(operations) if k != j for m in (o, *inside([o])) for n in m.operands}
-        read |= {n for o in inside([second]) for n in o.operands}
+        read = {n for k, o in enumerate(operations) if k != j for m in (o, *o.within()) for n in m.operands}
+        read |= {n for o in second.within() for n in o.operands}
         is_apart = not any(o.body or o.name.startswith(_EFFECTS) for o in between)
         if not is_apart or read & set(first.results) or not _follows(first, second, result, arguments):
             continue
@@ -165,7 +165,7 @@ def _with_tile(operations: list[Op], arguments: Mapping[str, Any]) -> list[Op] |
 def _read_ones(operations: list[Op]) -> list[Op]:
     """Return operations without those outside of loops whose results nothing reads."""
     while True:
-        read = {n for o in (*operations, *inside(operations)) for n in o.operands}
+        read = {n for o in every_of(operations) for n in o.operands}
         kept = [o for o in operations if not o.results or o.name == "scf.for" or read.intersection(o.results)]
         if len(kept) == len(operations):
             return kept
@@ -334,7 +334,7 @@ class _Forms:
         if op.name in _SUMS and len(terms := self._terms(name)) > 1:
             return self.number(("sum", op.type, tuple(sorted(terms))))
         text = re.sub(r"%[\w#:.$-]+", "", op.text)
-        regions = tuple(re.sub(r"%[\w#:.$-]+", "", o.text) for o in inside([op]))
+        regions = tuple(re.sub(r"%[\w#:.$-]+", "", o.text) for o in op.within())
         return self.number((op.name, text, tuple(map(self.of, operands)), op.results.index(name), *regions))
 
     def _terms(self, name: str) -> list[int]:

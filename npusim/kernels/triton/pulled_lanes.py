@@ -20,8 +20,7 @@ import numpy as np
 from npusim.kernels.triton.blocks_as_rows import carried_by
 from npusim.kernels.triton.loads_and_stores import CONVERSIONS
 from npusim.kernels.triton.region_rewriter import OtherBlocksError
-from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Op, every_of, makers, shape_of
 from npusim.kernels.triton.values import Integers
 
 #: Operations that TTIR does not have: `LANES` selects lanes of integers, masks or addresses that are known at launch,
@@ -73,7 +72,7 @@ def with_lanes_pulled(function: Function) -> Iterator[Function]:
 
     A stored block has its own axes, or one axis, or as columns the lanes along which a block is reduced.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     if any(o.name.startswith(_OTHERS) for o in every):
         return
     turned, scales = [o for o in every if o.name == "tt.trans"], _scales_of_factors(function)
@@ -108,7 +107,7 @@ def _scales_of_factors(function: Function) -> frozenset[str]:
 
 def is_of_lanes(function: Function) -> bool:
     """Return whether lanes of a kernel were selected here, so that its blocks have no other form."""
-    return any(isinstance(o, LanesOp) for o in (*function.operations, *inside(function.operations)))
+    return any(isinstance(o, LanesOp) for o in every_of(function.operations))
 
 
 def _is_odd(op: Op) -> bool:

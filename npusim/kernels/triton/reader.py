@@ -328,7 +328,7 @@ class Reader(WholeLanes):
     def placed_by_loads(self) -> frozenset[Line]:
         """Lines of loads in loops whose addresses are computed from integers that the loop loads."""
         lines = set[Line]()
-        for loop in (o for op in self.function.operations for o in (op, *_within(op)) if o.name == "scf.for"):
+        for loop in (o for op in self.function.operations for o in (op, *op.within()) if o.name == "scf.for"):
             places = set[str]()
             for op in loop.body:
                 is_placed = bool(places & set(op.operands))
@@ -601,7 +601,7 @@ class Reader(WholeLanes):
             return
         if np.any(~every & ~none):
             raise op.fail("the condition of an if differs between elements of a block; use tl.where")
-        has_effects = any(o.name in ("tt.store", "tt.descriptor_store", "scf.for") for o in _within(op))
+        has_effects = any(o.name in ("tt.store", "tt.descriptor_store", "scf.for") for o in op.within())
         if self._walk is not None and op.results and not has_effects and self._is_skipped_else(op):
             before, self._only = self._only, every if self._only is None else self._only & every
             self.cuts.add(None)
@@ -618,7 +618,7 @@ class Reader(WholeLanes):
             self._branch(op, op.otherwise)
         elif op.results and op.otherwise and not has_effects:
             self._chosen_by_program(op, every)
-        elif not op.results and not op.otherwise and self._stores_lanes_alone([*_within(op)]):
+        elif not op.results and not op.otherwise and self._stores_lanes_alone([*op.within()]):
             with self._taken_where(op, every):
                 self._branch(op, op.body)
         else:
@@ -760,7 +760,7 @@ class Reader(WholeLanes):
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that is false leaves every state of its loop unchanged, and the loop stores nothing."""
         loop = next((o for o in self._loops if op in o.body), None)
-        if loop is None or any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(loop)):
+        if loop is None or any(o.name in ("tt.store", "tt.descriptor_store") for o in loop.within()):
             return False
         carried = dict(zip(loop.operands[4::2], loop.body[-1].operands, strict=True))
         unchanged = dict(zip(op.results, op.otherwise[-1].operands if op.otherwise else (), strict=False))
@@ -966,8 +966,8 @@ class Reader(WholeLanes):
         """Return whether a loop that stores has been read: as an if, block by block, or without the programs that skip
         it.
         """
-        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in _within(op))
-        if not any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
+        loads = any(o.name in ("tt.load", "tt.descriptor_load") for o in op.within())
+        if not any(o.name in ("tt.store", "tt.descriptor_store") for o in op.within()):
             return False
         if not loads and self.walks and walk.most_once and (np.all(walk.counts) or self._is_last(op)):
             self._once(op, walk.counts[:, 0] == 0)
@@ -1046,7 +1046,7 @@ class Reader(WholeLanes):
 
     def _has_window(self, op: Op) -> bool:
         """Return whether the mask of a load in a loop has a lower bound."""
-        masks = [o.operands[1] for o in _within(op) if o.name == "tt.load" and len(o.operands) > 1]
+        masks = [o.operands[1] for o in op.within() if o.name == "tt.load" and len(o.operands) > 1]
         result = {n for mask in masks for n in self._made_of(mask)}
         compared = (o for o in self._made if o.name == "arith.cmpi" and o.results[0] in result)
         return any(re.search(r"\b[su]g[et]\b", o.text) for o in compared)
@@ -1059,8 +1059,8 @@ class Reader(WholeLanes):
     def _is_walked(self, op: Op) -> bool:
         """Return whether a loop reads blocks of floats by its index, or by integers and pointers that it moves."""
         moved = {op.operands[0], *op.operands[4::2]}
-        pointers = [o.operands[:1] for o in _within(op) if o.name == "tt.load"]
-        pointers += [o.operands for o in _within(op) if o.name == "tt.descriptor_load"]
+        pointers = [o.operands[:1] for o in op.within() if o.name == "tt.load"]
+        pointers += [o.operands for o in op.within() if o.name == "tt.descriptor_load"]
         return any(moved.intersection(self._made_of(n)) for names in pointers for n in names)
 
     def _unroll(self, op: Op, count: int, first: Integers, each: Integers) -> None:
@@ -1192,7 +1192,7 @@ class Reader(WholeLanes):
             why = "other=0.0 for a term of a sum, other=-inf for a maximum; or use tl.where(mask, x, 0.0)"
             raise op.fail(f"{of}; the hidden elements may change it: write {why}")
         roots = {self.root(a) for a in axes if a is not None}
-        for o in _within(op):
+        for o in op.within():
             blocks = [self.values.get(n) for n in o.operands[:2] if inner in self._made_of(n)]
             along = {self.root(a) for x in blocks if isinstance(x, Floats) for a in x.axes}
             if o.name in ("tt.reduce", "tt.scan", "tt.dot") and roots & along:
@@ -1296,16 +1296,10 @@ def _kept(text: str, live: set[str]) -> str:
     return f"{', '.join(n for n, _ in kept)} = {', '.join(value for _, value in kept)}" if kept else ""
 
 
-def _within(op: Op) -> Iterator[Op]:
-    for inner in (*op.body, *op.otherwise):
-        yield inner
-        yield from _within(inner)
-
-
 def _is_of_integers(op: Op) -> bool:
     """Return whether a loop computes only single integers, and carries some."""
-    kinds = [shape_of(o.type) for o in _within(op) if o.results and o.type and "tt.ptr" not in o.type]
-    stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in _within(op))
+    kinds = [shape_of(o.type) for o in op.within() if o.results and o.type and "tt.ptr" not in o.type]
+    stores = any(o.name.startswith(("tt.store", "tt.descriptor", "tt.atomic")) for o in op.within())
     return bool(op.results) and not stores and all(not shape and fmt not in FORMATS for shape, fmt in kinds)
 
 
@@ -1319,7 +1313,7 @@ def _is_sum(op: Op, zeros: Sequence[bool]) -> bool:
     """Return whether a loop's only work with floats is to load them and add their products to a sum that begins with 0;
     it stores none of them.
     """
-    if any(o.name in ("tt.store", "tt.descriptor_store") for o in _within(op)):
+    if any(o.name in ("tt.store", "tt.descriptor_store") for o in op.within()):
         return False
     known = ("tt.load", "tt.trans", "arith.constant")
     floats = [o for o in op.body if o.results and "tt.ptr" not in o.type and shape_of(o.type)[1] in FORMATS]

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from npusim.kernels.triton.results_apart import LOADS, STORES, inside, roots_of, sources_of
+from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.rolled_rows import with_scratch_kept
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import Function, Op, makers
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, makers
 
 #: Suffix of the name of a tensor that has the values before the launch.
 BEFORE = "_before"
@@ -52,7 +52,7 @@ class _Accesses:
 
     def __init__(self, operations: list[Op]) -> None:
         self.operations = operations
-        self.every = [*operations, *inside(operations)]
+        self.every = every_of(operations)
         self.made, sources = makers(self.every), sources_of(operations)
         self.roots = {id(o): roots_of(o.operands[0], sources) for o in self.every if o.name in (*LOADS, *STORES)}
         self.stored = {n for o in self.every if o.name in STORES for n in self.roots[id(o)]}
@@ -115,7 +115,7 @@ class _Reloads:
             if load not in block:
                 continue
             before = block[: block.index(load)]
-            last = next((o for o in reversed(before) if any(x in self.stores for x in (o, *inside([o])))), None)
+            last = next((o for o in reversed(before) if any(x in self.stores for x in (o, *o.within()))), None)
             if last not in self.stores or last is None or not self._is_alike(last.operands[0], load.operands[0]):
                 continue
             if self._are_masks_alike(last, load, {}):

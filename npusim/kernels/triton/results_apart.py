@@ -6,10 +6,10 @@ several kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, reached
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, every_of, reached
 
 STORES, LOADS = ("tt.store", "tt.descriptor_store"), ("tt.load", "tt.descriptor_load")
 #: Operations that remain if one of their inner operations remains, and operations with other kinds of stores.
@@ -27,9 +27,9 @@ def results_apart(function: Function, *, by_store: bool = False) -> list[Functio
     there is no such tensor.  Each kernel has those loops and branches that contain an operation that it needs.
     """
     operations = function.operations
-    every = [*operations, *inside(operations)]
+    every = every_of(operations)
     stores, sources = [o for o in every if o.name in STORES], sources_of(operations)
-    stores_within = (o for o in every if o.name not in _REPEATED and any(x.name in STORES for x in inside([o])))
+    stores_within = (o for o in every if o.name not in _REPEATED and any(x.name in STORES for x in o.within()))
     if any(o.name.startswith(_OTHERS) for o in every) or next(stores_within, None):
         return []
     tensors = {n for n, t in function.parameters.items() if t.startswith(("!tt.ptr", "!tt.tensordesc"))}
@@ -47,19 +47,11 @@ def results_apart(function: Function, *, by_store: bool = False) -> list[Functio
         return []
     parts = [needed_by(operations, own) for _, own in groups]
     for (result, _), part in zip(groups, parts, strict=True):
-        loads = [o for o in (*part, *inside(part)) if o.name in LOADS]
+        loads = [o for o in every_of(part) if o.name in LOADS]
         allowed = tensors - ({*results} - {result})
         if any(not roots_of(o.operands[0], sources) <= allowed for o in loads):
             return []  # another result may be computed from this one, or the tensor is not known
     return [function._replace(operations=part) for part in parts]
-
-
-def inside(operations: Sequence[Op]) -> Iterator[Op]:
-    """Return the operations inside loops and branches of some operations."""
-    for op in operations:
-        for inner in (*op.body, *op.otherwise):
-            yield inner
-            yield from inside([inner])
 
 
 def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
@@ -67,7 +59,7 @@ def sources_of(operations: Sequence[Op]) -> dict[str, list[str]]:
     its end.
     """
     sources = dict[str, list[str]]()
-    for op in (*operations, *inside(operations)):
+    for op in every_of(operations):
         if op.name == "scf.for":
             names, starts = op.operands[4::2], op.operands[5::2]
             ends = op.body[-1].operands if starts else []  # a loop that carries nothing ends without a yield
@@ -95,7 +87,7 @@ def _with_states(loop: Op, needed: set[str], stores: Sequence[Op]) -> Op:
     while True:
         end = replace(loop.body[-1], operands=[ends[i] for i in live])
         body = needed_by([*loop.body[:-1], end], [end, *stores])
-        read = {n for o in (*body, *inside(body)) for n in o.operands}
+        read = {n for o in every_of(body) for n in o.operands}
         more = [i for i, n in enumerate(names) if i not in live and n in read]
         if not more:
             break
@@ -139,10 +131,10 @@ def needed_by(operations: Sequence[Op], stores: Sequence[Op]) -> list[Op]:
     """
     kept, needed = list[Op](), set[str]()
     for op in reversed(operations):
-        is_around = any(o in stores for o in inside([op]))
+        is_around = any(o in stores for o in op.within())
         if op in stores or op.name.startswith(_CONTROL) or is_around or needed.intersection(op.results):
-            own = [i for i in inside([op]) if i.name.startswith(_EFFECTS)] if op in stores else []
+            own = [i for i in op.within() if i.name.startswith(_EFFECTS)] if op in stores else []
             one = _within(op, needed, [*stores, *own])
             kept.insert(0, one)
-            needed |= {n for o in (one, *inside([one])) for n in o.operands}
+            needed |= {n for o in (one, *one.within()) for n in o.operands}
     return kept

@@ -7,7 +7,7 @@ split keys: a block of all results is read as one tile after another, and sums r
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -152,7 +152,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     accesses needs neither load nor store.
     """
     operations = function.operations
-    every = list(_inner(operations))
+    every = [o for op in operations for o in (op, *op.within())]
     pointers = frozenset(n for n, kind in function.parameters.items() if "ptr" in kind)
     result = makers(every)
     kept: dict[str, str] = {}
@@ -160,7 +160,7 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
     for block in (operations, *(b for o in every for b in (o.body, o.otherwise))):
         last: Op | None = None
         for op in block:
-            if op.name == "tt.store" or any(o.name == "tt.store" for o in _inner([*op.body, *op.otherwise])):
+            if op.name == "tt.store" or any(o.name == "tt.store" for o in op.within()):
                 last = op if op.name == "tt.store" else None
             elif op.name == "tt.load" and last and op.operands == [*last.operands[:1], *last.operands[2:]]:
                 kept[op.results[0]] = last.operands[1]
@@ -210,10 +210,3 @@ def with_scratch_kept(function: Function) -> tuple[list[Op], dict[str, Op]]:
 def _ends(op: Op) -> list[str]:
     """Return the last operation of an operation's branches, or of its loop's body."""
     return [n for block in (op.body, op.otherwise) if block for n in block[-1].operands]
-
-
-def _inner(operations: Sequence[Op]) -> Iterator[Op]:
-    for op in operations:
-        yield op
-        yield from _inner(op.body)
-        yield from _inner(op.otherwise)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from npusim.kernels.triton.results_apart import LOADS, STORES, inside, needed_by
+from npusim.kernels.triton.results_apart import LOADS, STORES, needed_by
 from npusim.kernels.triton.tensor_axes import View
-from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import FORMATS, Function, Op, every_of, makers, shape_of
 
 _POINTERS = ("tt.addptr", "tt.splat", "tt.broadcast")
 
@@ -32,7 +32,7 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
     """Return a kernel as two kernels if states of its loop begin with computed values; None for another kernel."""
     operations = function.operations
     loops = [o for o in operations if o.name == "scf.for" and len(o.operands) > 4]
-    if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in (*operations, *inside(operations))):
+    if not loops or any(o.name.startswith(("cf.", "tt.atomic")) for o in every_of(operations)):
         return None
     loop = loops[0]
     result = makers(operations)
@@ -67,7 +67,7 @@ def starts_apart(function: Function, arguments: Mapping[str, Any]) -> StartsApar
     changed = replace(loop, operands=[*loop.operands[:5], *(renamed.get(n, n) for n in loop.operands[5:])])
     rest = [o for o in operations[at + 1 :] if o not in early]
     after = [*operations[:at], *early, *loads, changed, *rest]
-    ends = [o for o in after if o.name in STORES or any(i.name in STORES for i in inside([o]))]
+    ends = [o for o in after if o.name in STORES or any(i.name in STORES for i in o.within())]
     parameters = {**function.parameters, **kinds}
     first, second = (
         function._replace(parameters=parameters, operations=needed_by(every, of))

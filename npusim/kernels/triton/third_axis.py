@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from npusim.kernels.triton.results_apart import inside
-from npusim.kernels.triton.ttir_text import Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import Function, Op, every_of, makers, shape_of
 
 #: An operation that TTIR does not have: the index along the omitted axis, for each part of a program.
 PART = "npusim.program_part"
@@ -32,7 +31,7 @@ def without_third_axis(function: Function) -> Iterator[tuple[Function, int]]:
 
     The likeliest axis comes first: the one with the fewest indices that is not the last.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     if not any(len(shape) >= THREE for o in every for shape, _ in _types(o.text)):
         return
     every = with_own_axes(function.operations)
@@ -51,7 +50,7 @@ def without_axis_of_one(function: Function) -> Function:
     """Return a kernel whose blocks of three axes lose an axis with one index; unchanged if there are no such axes, or
     if an operation runs along the axis or exchanges axes.
     """
-    every = [*function.operations, *inside(function.operations)]
+    every = every_of(function.operations)
     shapes = [shape for o in every for shape, _ in _types(o.text) if len(shape) >= THREE]
     axes = [i for i in range(THREE) if shapes and all(len(shape) == THREE and shape[i] == 1 for shape in shapes)]
     if not axes:
@@ -81,7 +80,7 @@ def with_own_axes(operations: Sequence[Op]) -> list[Op]:
 
     One block may be used as ``[1, n]``, a block of two axes, and also in a block with a third axis.
     """
-    result, count = makers([*operations, *inside(operations)]), 0
+    result, count = makers(every_of(operations)), 0
 
     def own(name: str, ordered: list[Op]) -> str:
         nonlocal count

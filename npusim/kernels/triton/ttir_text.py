@@ -87,6 +87,12 @@ class Op:
     place: str = ""
     arguments: list[str] = field(default_factory=list)
 
+    def within(self) -> Iterator[Op]:
+        """Yield the operations in its regions, each before the operations in its own regions."""
+        for inner in (*self.body, *self.otherwise):
+            yield inner
+            yield from inner.within()
+
     def number(self, key: str) -> int:
         """Return an integer among its attributes."""
         return int(re.findall(rf"\b{key} = (-?\d+)", self.text)[0])
@@ -106,6 +112,11 @@ class Function(NamedTuple):
     name: str
     parameters: dict[str, str]
     operations: list[Op]
+
+
+def every_of(operations: Sequence[Op]) -> list[Op]:
+    """Return operations and, after them, the operations in their regions."""
+    return [*operations, *(inner for op in operations for inner in op.within())]
 
 
 def makers(operations: Iterable[Op]) -> dict[str, Op]:

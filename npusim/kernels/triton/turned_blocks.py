@@ -12,9 +12,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from npusim.kernels.triton.results_apart import inside
 from npusim.kernels.triton.third_axis import with_own_axes
-from npusim.kernels.triton.ttir_text import TYPES, Function, Op, makers, shape_of
+from npusim.kernels.triton.ttir_text import TYPES, Function, Op, every_of, makers, shape_of
 
 _TYPE = re.compile(r"tensor<(\d+)x(\d+)x((?:!tt\.ptr<\w+>|\w+))>")
 _ALONG = ("tt.reduce", "tt.scan")
@@ -75,7 +74,7 @@ def _left_factors(operations: Sequence[Op]) -> set[str]:
 
 
 def _all(operations: Sequence[Op]) -> list[Op]:
-    return [*operations, *inside(operations)]
+    return every_of(operations)
 
 
 def _is_down(op: Op) -> bool:
