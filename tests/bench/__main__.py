@@ -4,7 +4,7 @@ Both versions are copied side by side, compiled to bytecode, with a cache folder
 version and then the other, several times, and the least time of each counts: user and system time of the command and
 of all its descendants.  On a shared machine times vary more than ratios of commands that run in turn.  What the first
 run stores, the others find: chosen tiles, and proofs that programs have no race, so that a search here is one that is
-repeated (a new one of 384 points: 0.62, of invariant 0.29).  ``--write``
+repeated (a new one of 384 points: 0.58, of invariant 0.29).  ``--write``
 stores the rows in ``ratios.csv``, which has the last table, and needs a package without uncommitted changes: a row
 names two commits.  The exit code is 1 where a ratio is above `MOST`.
 """
