@@ -117,7 +117,8 @@ class SmPricing(Transfers):
             return result
         held, groups = self.residency, self.device.group_count.value
         for phase in self._program.phases:
-            block = max(phase.blocks, key=lambda b: b.tile_count)
+            counts = phase.tile_counts
+            block = phase.blocks[counts.index(max(counts))]
             touches, tiles, iteration = list(phase.footprint([block])), block.tile_count, _iteration(phase, block)
             if not any(isinstance(step.dst, GlobalTile) for op in iteration for step in op.steps):
                 continue
@@ -188,7 +189,7 @@ class SmPricing(Transfers):
             written += tensor.size_bytes * (held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
         (phase,) = self._program.phases[:1]
         together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * self.device.group_count.value)
-        share = together / sum(max(1, block.tile_count) for block in phase.blocks)
+        share = together / sum(max(1, count) for count in phase.tile_counts)
         each = share / self.device.link("hbm").rate * self.device.clock_hz.value
         return read * each, written * each
 

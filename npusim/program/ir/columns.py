@@ -33,6 +33,11 @@ class BlockColumns(ABC, Sequence[Any]):
     def place_count(self) -> int:
         """The slots of a core that blocks use."""
 
+    @property
+    @abstractmethod
+    def tile_counts(self) -> Integers:
+        """Number of tiles that the loop of each block visits."""
+
     @abstractmethod
     def twin(self, numbers: Integers, name: str, made: Callable[[str, Sequence[int]], Any]) -> Any:
         """Return the common part of some blocks, as `npusim.program.ir.opaque.twin` does."""

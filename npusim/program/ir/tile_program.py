@@ -194,6 +194,14 @@ class ProgramPhase:
         return self.succession.blocks if self.succession else self.blocks
 
     @property
+    def tile_counts(self) -> Sequence[int]:
+        """Number of tiles that the loop of each block visits."""
+        if isinstance(self.blocks, BlockColumns):
+            counts: list[int] = self.blocks.tile_counts.tolist()
+            return counts
+        return [block.tile_count for block in self.blocks]
+
+    @property
     def place_count(self) -> int:
         """Number of slots of a core group that the blocks use; 1 for blocks without a slot."""
         if isinstance(self.blocks, BlockColumns):
