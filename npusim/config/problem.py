@@ -819,9 +819,22 @@ class OperatorProblem(Sizes):
 
     asked_with: ClassVar[str] = "an operator of a layer (npusim run layer -t framework=eager)"
     what: Literal[
-        "widen", "square", "mean", "column", "rescale", "narrow", "scale", "negate", "join", "plus", "store", "add",
-        "silu", "times", "gelu",
-    ]  # fmt: skip
+        "widen",
+        "square",
+        "mean",
+        "column",
+        "rescale",
+        "narrow",
+        "scale",
+        "negate",
+        "join",
+        "plus",
+        "store",
+        "add",
+        "silu",
+        "times",
+        "gelu",
+    ]
     rows: PositiveInt
     cols: PositiveInt
     dtype: Dtype = "bfloat16"

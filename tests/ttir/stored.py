@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import npusim
 from npusim.kernels.triton.tensor_axes import GatheredView, View
 from npusim.program.numerics.executor import POISON, execute
 from npusim.program.numerics.input_tensors import kernel_source
@@ -42,3 +43,10 @@ def _has_place(view: Any) -> Any:
         return np.ones(view.array(np.zeros(view.argument)).shape, bool)
     whole = View(view.name, view.shape, view.fmt, view.strides, sizes=view.sizes, by=view.by, groups=view.groups)
     return replace(whole, fixed=view.fixed).array(~view.leads_nowhere())
+
+
+def stored_by(kernel: Any, grid: tuple[int, ...], hw: str, given: dict[str, Any], **words: Any) -> Any:
+    """Record a launch with its values, run it, and return the tensors that it stores."""
+    with npusim.record(floats=True) as calls:
+        kernel[grid](**given, **words)
+    return stored(npusim.run(calls[0], hw=hw, rows="all"), given)

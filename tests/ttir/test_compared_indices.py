@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import npusim
 from npusim.errors import ProgramError
-from ttir.stored import stored
+from ttir.stored import stored_by
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
@@ -22,9 +21,7 @@ DEVICES = ("ascend_910b2", "h200")
 
 
 def _stored(name: str, grid: tuple[int, ...], hw: str, given: dict[str, Any], **words: Any) -> Any:
-    with npusim.record(floats=True) as calls:
-        getattr(kernels, name)[grid](**given, **words)
-    return stored(npusim.run(calls[0], hw=hw, rows="all"), given)["Y"]
+    return stored_by(getattr(kernels, name), grid, hw, given, **words)["Y"]
 
 
 @pytest.mark.parametrize("hw", DEVICES)
