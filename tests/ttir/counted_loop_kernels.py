@@ -55,3 +55,36 @@ def groups_of_experts(C, Y, P, E: tl.constexpr, B: tl.constexpr):
         at = start + tl.arange(0, B)
         tl.store(Y + first + at, expert)
         tl.store(P + first + at, tl.where(at >= count, 1, 0))
+
+
+@triton.jit
+def once_in_each_program(X, Y, plane, n, M: tl.constexpr, N: tl.constexpr):
+    p, c = tl.program_id(0), tl.arange(0, N)
+    r = p * M + tl.arange(0, M)
+    at, ok = r[:, None] * n + c[None, :], c[None, :] < n
+    total = tl.zeros([M, N], tl.float32)
+    for j in range(p, 2 * p + 1):
+        total += tl.load(X + at + j * plane, mask=ok)
+    tl.store(Y + at, total, mask=ok)
+
+
+@triton.jit
+def later_iterations(X, Y, plane, steps, FIRST: tl.constexpr, N: tl.constexpr):
+    p, c = tl.program_id(0), tl.arange(0, N)
+    total = tl.zeros([N], tl.float32)
+    for j in range(steps):
+        x = tl.load(X + p * N + c + j * plane)
+        if j > FIRST:
+            total = total * 0.5 + x
+    tl.store(Y + p * N + c, tl.where((c ^ p) % 3 != 1, total, 0.5))
+
+
+@triton.jit
+def other_rows_of_later_programs(X, Y, Z, D: tl.constexpr, B: tl.constexpr):
+    r, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    x = tl.load(X + r[:, None] * D + c[None, :])
+    y = x + 1.0
+    if tl.program_id(0) > 0:
+        y = x
+    tl.store(Y + r[:, None] * D + c[None, :], y)
+    tl.store(Z + r[:, None] * D + c[None, :], x)

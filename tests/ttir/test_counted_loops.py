@@ -75,3 +75,30 @@ def test_programs_store_their_numbers_to_groups_of_other_sizes(hw: str) -> None:
     assert np.array_equal(made["Y"], np.repeat(np.arange(4), padded))
     inside = np.concatenate([np.arange(n) for n in padded])
     assert np.array_equal(made["P"], inside >= np.repeat(counts, padded))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_loop_of_one_iteration_in_every_program_is_that_iteration(hw: str) -> None:
+    """One iteration does not show along which axis of a tensor of planes a loop goes."""
+    x = _drawn(3, 8, 9)
+    given = {"X": x, "Y": np.zeros((8, 9), np.float32)}
+    assert np.array_equal(_stored("once_in_each_program", (1,), hw, given, plane=72, n=9, M=8, N=16)["Y"], x[0])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_an_if_may_leave_one_iteration_of_a_loop(hw: str, steps: int) -> None:
+    x = _drawn(4, 2, 16)
+    given = {"X": x, "Y": np.zeros((2, 16), np.float32)}
+    made = _stored("later_iterations", (2,), hw, given, plane=32, steps=steps, FIRST=steps - 2, N=16)["Y"]
+    is_seen = (np.arange(16) ^ np.arange(2)[:, None]) % 3 != 1
+    assert np.array_equal(made, np.where(is_seen, x[steps - 1], np.float32(0.5)))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_programs_choose_between_blocks(hw: str) -> None:
+    """Triton writes the if as a choice whose condition is one number."""
+    x = _drawn(12, 16)
+    made = _stored("other_rows_of_later_programs", (3,), hw, {"X": x, "Y": 0 * x, "Z": 0 * x}, D=16, B=4)
+    assert np.array_equal(made["Y"], x + (np.arange(12) < 4)[:, None].astype(np.float32))
+    assert np.array_equal(made["Z"], x)

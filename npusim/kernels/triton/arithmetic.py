@@ -1285,6 +1285,10 @@ class Arithmetic(Draft, ABC):
             self._set(op, a if np.all(every) else b)
             return
         a, b = self._as_integers(a), self._as_integers(b)
+        block = shape_of(op.type.rpartition(", ")[2])[0]
+        if block and not mask.shape and all(isinstance(x, Floats | Number) for x in (a, b)):
+            self._chosen_by_block(op, op.results[0], every, a, b, block)
+            return
         if isinstance(a, Number) and isinstance(b, Number) and not b.value and a.value <= LOW:
             mask, a, b = ~mask, b, a  # the number is used where the mask is false
         if isinstance(a, Affine) and isinstance(b, Affine) and a.of != b.of and not np.any(~every & ~none):
@@ -1621,6 +1625,19 @@ class Arithmetic(Draft, ABC):
         )
         self.notes.append(f"{op.line}: the kernel uses indices as data outside of a loop; npusim treats them as {what}")
         return result
+
+    def _chosen_by_block(
+        self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
+    ) -> None:
+        """Choose between values that both branches compute, by a condition that is known for each program or iteration."""
+        value = a if isinstance(a, Floats) else b
+        kind = value.fmt if isinstance(value, Floats) else "f32"
+        shape = shape if self._walk is not None else tuple(1 for _ in shape)
+        given = every.reshape(*every.shape, *(1 for _ in shape))
+        holds = np.broadcast_to(given, (len(self.ids), every.shape[1], *shape)).astype(np.int64)
+        one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
+        named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
+        self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _fixed_choice(self, op: Op, mask: Condition | Elements, a: Known, b: Known) -> None:
         """Write a choice between two blocks, or numbers, by a mask of indices that is the same in all programs."""

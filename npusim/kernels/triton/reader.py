@@ -606,6 +606,10 @@ class Reader(WholeLanes):
             before, self._only = self._only, every if self._only is None else self._only & every
             self.cuts.add(None)
             self._walk.done = np.asarray(self._only)
+            if np.all(np.sum(self._walk.done & (np.arange(every.shape[1]) < self._walk.counts), 1) <= 1):
+                raise op.fail(
+                    "an if that leaves at most one iteration of a loop is not supported; write it without a loop"
+                )
             self._branch(op, op.body)
             self._only = before
         elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
@@ -743,19 +747,6 @@ class Reader(WholeLanes):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
-
-    def _chosen_by_block(
-        self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
-    ) -> None:
-        """Choose between values that both branches compute, by a number that is known for each block of a program."""
-        value = a if isinstance(a, Floats) else b
-        kind = value.fmt if isinstance(value, Floats) else "f32"
-        shape = shape if self._walk is not None else tuple(1 for _ in shape)
-        given = every.reshape(*every.shape, *(1 for _ in shape))
-        holds = np.broadcast_to(given, (len(self.ids), every.shape[1], *shape)).astype(np.int64)
-        one = replace(op, results=[result], name="arith.select", type=f"i1, {kind}")
-        named = [self._named(one, x) if isinstance(x, Floats) else x for x in (a, b)]
-        self._fixed_choice(one, Elements(holds, 1, 1), *named)
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that is false leaves every state of its loop unchanged, and the loop stores nothing."""
@@ -1030,6 +1021,8 @@ class Reader(WholeLanes):
         operations, count = self.function.operations, int(walk.counts[0, 0])
         if np.ptp(walk.counts) or count > MOST_WRITTEN_OUT:
             return False
+        if count == 1 and not any(o.name == "tt.dot" for o in op.within()):
+            return True  # one iteration does not show along which axis a load moves
         later = operations[operations.index(op) + 1 :] if op in operations else []
         if count <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later):
             return True
