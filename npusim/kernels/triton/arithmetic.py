@@ -62,6 +62,7 @@ from npusim.kernels.triton.ttir_text import FORMATS, Op, shape_of
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
+    Booleans,
     Condition,
     Elements,
     Floats,
@@ -1629,7 +1630,7 @@ class Arithmetic(Draft, ABC):
     def _chosen_by_block(
         self, op: Op, result: str, every: Booleans, a: Known, b: Known, shape: tuple[int, ...]
     ) -> None:
-        """Choose between values that both branches compute, by a condition that is known for each program or iteration."""
+        """Choose between two values that are computed, by a condition known for each program or iteration."""
         value = a if isinstance(a, Floats) else b
         kind = value.fmt if isinstance(value, Floats) else "f32"
         shape = shape if self._walk is not None else tuple(1 for _ in shape)
