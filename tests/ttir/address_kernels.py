@@ -132,3 +132,10 @@ def chosen_by_alignment(addresses, Y, BY, B: tl.constexpr):
     address = tl.load(addresses + p)
     x = tl.load(address.to(tl.pointer_type(tl.float32)) + i)
     tl.store(Y + p * B + i, tl.where(address % BY == 0, x, -x))
+
+
+@triton.jit
+def with_addresses_stored(addresses, copy, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(tl.load(addresses).to(tl.pointer_type(tl.float32)) + i))
+    tl.store(copy, tl.load(addresses + 1))

@@ -254,3 +254,10 @@ def test_an_address_that_is_also_a_number_is_refused() -> None:
     x, y = [np.arange(64, dtype=np.float32) for _ in range(2)], np.zeros((2, 16), np.float32)
     call = recorded("chosen_by_alignment", (2,), {"addresses": addresses(x), "Y": y, "BY": 32, "B": 16})
     assert re.search(r"address_kernels\.py:\d+: .* which are used for pointers only", refused(call))
+
+
+def test_an_address_that_is_also_stored_is_refused() -> None:
+    x, out, copy = np.arange(32, dtype=np.float32), np.zeros(16, np.float32), np.zeros(1, np.int64)
+    words = {"addresses": addresses([x[:16], x[16:]]), "copy": copy, "out": out, "BLOCK": 16}
+    call = recorded("with_addresses_stored", (1,), words)
+    assert re.search(r"address_kernels\.py:\d+: .* which are used for pointers only", refused(call))

@@ -76,7 +76,9 @@ def with_addressed(
         if len(of) == 1 and element in sizes:
             tables[op.results[0]] = next(iter(of))
             kinds.setdefault(tables[op.results[0]], set()).add(element)
-    if _is_number(every, [o.operands[0] for o in pointers if o.results[0] in tables], {*loads, *parameters}):
+    of_tables = {r for r in loads if _of_addresses(r, sources, loads, parameters) & {*tables.values()}}
+    of_pointers = [o.operands[0] for o in pointers if o.results[0] in tables]
+    if _is_number(every, of_pointers, {*loads, *parameters}, of_tables):
         return list(operations), dict(parameters)
     known = {as_addressed(n): f"!tt.ptr<{next(iter(k))}>" for n, k in kinds.items() if len(k) == 1}
     if not known:
@@ -176,13 +178,14 @@ def _of_addresses(
     return tables or result
 
 
-def _is_number(every: Sequence[Op], pointers: Sequence[str], given: set[str]) -> bool:
+def _is_number(every: Sequence[Op], pointers: Sequence[str], given: set[str], of_tables: set[str]) -> bool:
     """Return whether a kernel does more with some address than to move, choose or compare it and use it as a pointer.
 
-    ``pointers``: addresses that become pointers; ``given``: values that may be addresses, if pointers come from them.
+    ``pointers``: addresses that become pointers; ``given``: values that may be addresses, if pointers come from them;
+    ``of_tables``: all values that are loaded from tables of addresses.
     """
     passing = [(r, n) for op in every for r, n in _passed(op)]
-    seeds = _closure(pointers, passing) & given
+    seeds = (_closure(pointers, passing) & given) | of_tables
     held = _closure(seeds, [(n, r) for r, n in passing])
     return any(o.name not in (*_PASSING, *_READING) and held.intersection(o.operands) for o in every)
 
