@@ -139,3 +139,11 @@ def with_addresses_stored(addresses, copy, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(tl.load(addresses).to(tl.pointer_type(tl.float32)) + i))
     tl.store(copy, tl.load(addresses + 1))
+
+
+@triton.jit
+def of_tuples(X, results, steps, sizes, B: tl.constexpr):
+    p, i = tl.program_id(0), tl.arange(0, B)
+    x = tl.load(X + p * steps[0] + i * steps[1], mask=i < sizes[1], other=0.0)
+    tl.store(results[0] + p * sizes[1] + i, x * 2.0, mask=i < sizes[1])
+    tl.store(results[1] + p * sizes[1] + i, x + sizes[0], mask=i < sizes[1])

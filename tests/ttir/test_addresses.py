@@ -261,3 +261,16 @@ def test_an_address_that_is_also_stored_is_refused() -> None:
     words = {"addresses": addresses([x[:16], x[16:]]), "copy": copy, "out": out, "BLOCK": 16}
     call = recorded("with_addresses_stored", (1,), words)
     assert re.search(r"address_kernels\.py:\d+: .* which are used for pointers only", refused(call))
+
+
+@HARDWARE
+def test_elements_of_tuples_are_arguments(hw: str) -> None:
+    from ttir.stored import stored
+
+    x, doubled, more = [np.arange(80, dtype=np.float32).reshape(4, 20) for _ in range(3)]
+    words = {"X": x, "results": (doubled, more), "steps": (20, 1), "sizes": (4, 20), "B": 32}
+    call = recorded("of_tuples", (4,), words)
+    assert [n for n in call.arguments if n.startswith("results")] == ["results", "results_0"]
+    made = stored(npusim.run(call, hw=hw, rows="all"), {n: t.data for n, t in call.tensors.items()})
+    assert np.array_equal(made["results"], 2 * x)
+    assert np.array_equal(made["results_0"], x + 4)

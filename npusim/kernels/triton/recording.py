@@ -123,10 +123,11 @@ class Recorder:
             raise SpecError(f"{function.__name__}: a grid of {' x '.join(map(str, numbers))}; allowed: {allowed}")
         tuning = self._tuning if self._chosen is not None else None
         try:
-            recorded = {n: self.argument(n, x) for n, x in bound.items()} if tuning is None else {}
             text, refused = launched.ttir()
+            single = _without_tuples(bound, text)
+            recorded = {n: self.argument(n, x) for n, x in single.items()} if tuning is None else {}
             if tuning is None and re.search(r"tt\.int_to_ptr|tt\.bitcast.*ptr", text):
-                recorded = self._with_addressed(recorded, text, bound)
+                recorded = self._with_addressed(recorded, text, single)
         except (
             UnreadFormatError,
             UnreadAddressError,
@@ -286,7 +287,49 @@ class _Pointer:
 def _pointer(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return _Pointer(x.dtype, x.ctypes.data)
+    if type(x) is tuple:
+        return tuple(map(_pointer, x))
     return x.item() if isinstance(x, np.generic) else x
+
+
+def _without_tuples(arguments: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return arguments with the elements of tuples in place of the tuples, by the names of the TTIR's parameters.
+
+    Triton writes a parameter for each element of a tuple, in order, except for elements that it compiles into the code:
+    None, 1, and constexprs.
+    """
+    if not any(type(x) is tuple for x in arguments.values()) or not text:
+        return dict(arguments)
+    names, result = list(read(text).parameters), dict[str, Any]()
+    for name, x in arguments.items():
+        if type(x) is not tuple:
+            result[name] = x
+            names = [n for n in names if n != name]
+            continue
+        for one in _leaves(x):
+            if not _is_compiled(one):
+                first = next((n for n in names if re.fullmatch(rf"{re.escape(name)}(_\d+)?", n)), None)
+                if first is None:
+                    raise UnreadAddressError(
+                        f"record: {name}: the elements of this tuple are no parameters of the TTIR"
+                    )
+                names.remove(first)
+                result[first] = one
+    return result
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    """Yield the elements of a tuple, and of tuples in it."""
+    for one in x:
+        if type(one) is tuple:
+            yield from _leaves(one)
+        else:
+            yield one
+
+
+def _is_compiled(x: Any) -> bool:
+    """Return whether Triton compiles an element of a tuple into the code."""
+    return x is None or isinstance(x, str) or type(x).__name__ == "constexpr" or (type(x) is int and x == 1)
 
 
 def _plain(x: Any) -> Any:
