@@ -449,10 +449,9 @@ class BackwardFields(Tiling):
         json_schema_extra=part_of("model"),
     )
 
-    @property
-    def dq_rows(self) -> int:
-        """Rows of a block that converts dQ; 0: as many as in the kernel of delta."""
-        return 0
+    def dq_rows(self, _head_dim: int, rows: int) -> int:
+        """Return the rows of a block that converts dQ: ``rows``, as many as in the kernel of delta."""
+        return rows
 
 
 class GpuBackwardFields(BackwardFields):
@@ -462,10 +461,15 @@ class GpuBackwardFields(BackwardFields):
         default=None, description="published kernel, or your own FILE.py:NAME, with blocks of keys; default: none"
     )
 
-    @property
-    def dq_rows(self) -> int:
-        """Rows of a block that converts dQ: FlashAttention-2's are those of a tile (flash_bwd_launch_template.h)."""
-        return 0 if self.kernel else self.tile_q
+    def dq_rows(self, head_dim: int, rows: int) -> int:
+        """Return the rows of a block that converts dQ; ``rows`` if a published kernel does not state its elements.
+
+        A block of FlashAttention-2 has the rows of a tile (flash_bwd_launch_template.h).
+        """
+        published = self.published
+        if published is None:
+            return self.tile_q
+        return rows if published.sum_block is None else max(1, published.sum_block[1] // head_dim)
 
     @property
     def published(self) -> GradientKernel | None:
@@ -506,7 +510,8 @@ def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPr
     """Return the kernels."""
     call = problem_of(problem)
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
-    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows, tiling.dq_rows or rows)
+    dq_rows = tiling.dq_rows(call.head_dim, rows)
+    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows, dq_rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
     # a kernel that also writes zeros needs one more tile in UB

@@ -445,7 +445,7 @@ def _times_of(hw: str, sizes: dict[str, int], fields: dict[str, Any]) -> dict[st
 
 def test_gradients_of_cudnn_on_an_h200() -> None:
     """Of 32 calls that no constant was fitted on, every fifth: all are within 8 %, delta's kernel too, and that of dQ
-    within 30 %.
+    within 22 %.
 
     Delta's kernel also clears the sums of dQ; a causal mask, with which fewer parts are added, does not change its
     time.
@@ -455,7 +455,7 @@ def test_gradients_of_cudnn_on_an_h200() -> None:
         sizes |= {"key": int(row["width"]), "value": int(row["width"])}
         found = _times_of("h200", sizes, {"kernel": "cudnn"})
         assert abs(found["dkdvdq"] / float(row["bprop"]) - 1) < 0.08, row
-        assert abs(found["scaled"] / float(row["convert_dq"]) - 1) < 0.3, row
+        assert abs(found["scaled"] / float(row["convert_dq"]) - 1) < 0.22, row
         assert abs(found["delta"] / float(row["dot_do_o"]) - 1) < 0.08, row
 
 

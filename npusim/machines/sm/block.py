@@ -29,9 +29,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
+from npusim.formats.layout.fragment import WARP_LANES
 from npusim.kernels.form.phase import WHOLE, bind
 from npusim.machines.decisions import LoopWork
-from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARP_LANES, WARPS
+from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
 from npusim.machines.sm.group_turns import SIGNAL, WarpTurns
 from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator

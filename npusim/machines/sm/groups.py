@@ -198,8 +198,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     published: GpuKernel | None = fields.published
     if has_more(phase):
         return _live_tiling(phase, fields, device)
-    if products is None and phase.sums and published is None and not fields.stages:
-        return _summing(phase, device), ""
+    if products is None and phase.sums and not fields.stages and (published is None or published.sum_block):
+        return _summing(phase, device, published), ""
     if products is None:
         plain, merge = one_shot_tiling(phase, device), () if published is None else published.merge_charges
         if merge and all(find_constant(device, charge.key) for charge in merge):
@@ -559,21 +559,23 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
     return replace(plain, residents=room.blocks, occupancy=room)
 
 
-def _summing(phase: Phase, device: DeviceSpec) -> SmTiling:
+def _summing(phase: Phase, device: DeviceSpec, published: GpuKernel | None) -> SmTiling:
     """Return the tiling of a library's blocks without products, by the phase's form (`Phase.sums`).
 
-    With ``accesses`` a block has a tile's elements in registers, which limit the number of resident blocks.
+    ``outputs``: PyTorch's kernel; another author's has no such cost.  ``accesses``: a block has a tile's elements in
+    registers, which limit the number of resident blocks.
     """
     plain, issue = plain_tiling(device), warp_issue(device)
     if phase.sums == "outputs":
-        charge = Charge(f"{LIBRARY}.reduce_cycles", 1, "output")
-        plain = _unrolled(phase, plain)
-        return plain if find_constant(device, charge.key) is None else _paying(plain, charge)
+        charge, plain = Charge(f"{LIBRARY}.reduce_cycles", 1, "output"), _unrolled(phase, plain)
+        is_torchs = published is None and find_constant(device, charge.key) is not None
+        return _paying(plain, charge) if is_torchs else plain
+    warps = published.sum_block[0] if published is not None and published.sum_block else SUM_WARPS
     tile = max(prod(phase.sizes[a] for a in name.axes) for name in phase.names.values())
-    registers = min(ceil_div(tile, SUM_WARPS * WARP_LANES), issue.thread_registers_count.value // 2)
+    registers = min(ceil_div(tile, warps * WARP_LANES), issue.thread_registers_count.value // 2)
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
-    room = occupancy(issue, memory, SUM_WARPS, {"tile": registers}, {})
-    decided = plain.decided._replace(warps=SUM_WARPS, loaded_tiles=1, access_bytes=ACCESS_BYTES)
+    room = occupancy(issue, memory, warps, {"tile": registers}, {})
+    decided = plain.decided._replace(warps=warps, loaded_tiles=1, access_bytes=ACCESS_BYTES)
     decided = decided._replace(charges=(START, STEP, *barriers(decided)))
     return replace(plain, residents=room.blocks, decided=decided, occupancy=room)
 
