@@ -84,6 +84,17 @@ class Frame:
         mine, others = ({n for n, place in self.storage.items() if place == at} for at in (one, other))
         return not any(self._apart[n] & others for n in mine)
 
+    def may_take_turns(self, one: str, other: str) -> bool:
+        """Return whether two names of `storage` of any size and format may use the same bytes one after the other.
+
+        They may not if a row reads one of them to write the other: it would overwrite elements that it still reads.
+        """
+        if not self.may_share(one, other):
+            return False
+        both = {one, other}
+        rows = ((self.storage.get(r.dst), {self.storage.get(s) for s in r.srcs}) for x in self.stages for r in x.rows)
+        return not any(dst in both and both - {dst} <= sources for dst, sources in rows)
+
     def fmt(self, n: str) -> str:
         """Return the format of a name."""
         return self.phase.names[n].fmt

@@ -22,32 +22,12 @@ DEVICES: Mapping[str, str] = MappingProxyType({"h200": "H200", "ascend_910b2": "
 CONSTRUCTS: Mapping[str, str] = MappingProxyType(
     {
         "Triton refuses": "no code by this release of Triton",
-        "Triton makes no code": "no code by this release of Triton",
         "Triton cannot compile": "no code by this release of Triton",
-        "atomics": "atomic additions",
-        "only supported atomic": "atomic additions",
-        "only one tl.atomic_add": "atomic additions",
-        "a second loop over tiles": "two loops over unlike tiles",
-        "in the loop before": "two loops over unlike tiles",
         "than the loop before it": "two loops over unlike tiles",
-        "goes from one block that a loop stores": "a loop that stores its state",
-        "moves by a step": "an address by a step that the loop computes",
-        "goes through its loop 0 times": "programs without an iteration",
-        "passes from one block that a loop stores": "a loop that stores its state",
-        "the loop has no iteration in": "programs without an iteration",
-        # Words of refusals as in the outcomes on file, and as they are now.
-        "a product of a value that is no block of floats": "products of integers",
-        "tl.dot supports blocks of floats only": "products of integers",
-        "only axes of 1 may be added": "blocks as blocks of other axes",
-        "reduction over rows": "sums and maxima over rows in a loop",
-        "a reduction along axis 0": "sums and maxima over rows in a loop",
-        "tl.where of other than": "a choice between two blocks by indices",
-        "tl.where is supported here only with": "a choice between two blocks by indices",
-        "a block goes along one axis or two": "blocks of three axes",
-        "a block must run along one or two axes": "blocks of three axes",
-        "no arithmetic is stated": "a format that the device does not multiply",
+        "accumulate in float16": "integer products beside products that accumulate in float16",
+        "their axes differ": "a loop that some programs execute once and others more often",
         "ids needed": "more flags than the device has",
-        "the body converts to text": "pages at other distances in each program",
+        ".UB: ": "blocks that exceed a buffer of the device",
     }
 )
 OTHER = "other"

@@ -64,3 +64,15 @@ def rows_by_weight(X, KEEP, Y, D: tl.constexpr, B: tl.constexpr):
     keep = tl.load(KEEP + r) > 0.5
     x = tl.load(X + r[:, None] * D + c[None, :], mask=keep[:, None], other=-2.0)
     tl.store(Y + r[:, None] * D + c[None, :], tl.where(keep[:, None] | (c < 4)[None, :], x, 1.0))
+
+
+@triton.jit
+def rounded_by_the_largest(X, Y, SCALE, D: tl.constexpr, B: tl.constexpr):
+    r, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    at = r[:, None] * D + c[None, :]
+    x = tl.load(X + at).to(tl.float32)
+    scale = tl.max(tl.abs(x)) / 127.0
+    y = x / scale
+    y += 0.5 * tl.where(y >= 0, 1, -1)
+    tl.store(Y + at, y.to(tl.int8))
+    tl.store(SCALE + tl.program_id(0), scale)

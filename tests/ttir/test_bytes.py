@@ -81,3 +81,16 @@ def test_a_mask_of_compared_values_down_the_rows_hides_what_a_load_loads(hw: str
     loaded = np.where(keep[:, None] > 0.5, x, -2)
     wanted = np.where((keep[:, None] > 0.5) | (np.arange(32) < 4), loaded, 1)
     assert np.array_equal(launched("rows_by_weight", (3,), words, hw)["Y"], wanted.astype(np.float32))
+
+
+def test_values_of_a_large_block_take_turns_in_a_buffer(hw: str) -> None:
+    """On a 910B2, the values of a block of 64 x 64 need more bytes than UB has unless dead values give theirs up."""
+    x = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float16)
+    words = {"X": x, "Y": np.zeros((128, 64), np.int8), "SCALE": np.zeros(2, np.float32), "D": 64, "B": 64}
+    made = launched("rounded_by_the_largest", (2,), words, hw)
+    blocks = x.astype(np.float32).reshape(2, -1)
+    scales = np.abs(blocks).max(1) / np.float32(127)
+    y = blocks / scales[:, None]
+    rounded = np.trunc(y + np.where(y >= 0, np.float32(0.5), np.float32(-0.5))).reshape(128, 64)
+    assert np.array_equal(made["SCALE"], scales)
+    assert np.array_equal(made["Y"], rounded)

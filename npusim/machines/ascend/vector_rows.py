@@ -265,31 +265,65 @@ class VectorShare:
     def _place_kept(self, stages: Sequence[RowsStage], tiling: AscendTiling) -> None:
         """Allocate states, work tiles, and results of one stage for another, in the order of the names."""
         frame, ub, tile = self.frame, self.core.ub, self.group.allocator.tile
-        tallest = max(s.height for s in stages)
         self.tiles: dict[str, Tile] = self._work_on_operands(stages)
+        shapes = self._kept_shapes(max(s.height for s in stages), tiling)
+        carried = {
+            n: frame.row_bytes(n, self.share(n))
+            for n, place in frame.places.items()
+            if place == "carried" and frame.storage[n] == n
+        }
+        depths = {n: self.generations(n) for n in carried}
+        summed = ((s, r) for s in stages for r in reversed(s.stage.rows) if r.opcode is Opcode.ROW_SUM)
+        sums = next(((s.height, r.srcs[0]) for s, r in summed), None)
+        # Block reduction produces one value per block before the next pass.
+        blocks = ceil_div(frame.row_bytes(sums[1], 1), self.group.block_bytes) if sums else 0
+        rest = sum(round_up(size, BLOCK_BYTES) * depths[n] for n, size in carried.items())
+        rest += sums[0] * blocks * frame.size_bytes(sums[1], 1) if sums else 0
+        first_of = self._taking_turns(shapes, rest)
+        for n in shapes:
+            first = first_of.get(n, n)
+            if first not in self.tiles:
+                self.tiles[first] = tile(ub, frame.label(first), *shapes[first], frame.fmt(first))
+            rows, width = shapes[n]
+            self.tiles[n] = Tile(ub, self.tiles[first].offset_bytes, rows, width, width, frame.fmt(n))
+        self.carried = {n: self.group.ub_kept(self.core, self._kept(n), size, depths[n]) for n, size in carried.items()}
+        if sums:
+            tile(ub, "reduction", sums[0], blocks, frame.fmt(sums[1]))
+
+    def _kept_shapes(self, tallest: int, tiling: AscendTiling) -> dict[str, tuple[int, int]]:
+        """Return rows and columns of the tiles of states and of values within a stage."""
+        frame, shapes = self.frame, dict[str, tuple[int, int]]()
         for n in dict.fromkeys(frame.storage.values()):
             width = frame.width(n)
             if n in self.spilled or n in self.lasting or n in self.tiles:
                 continue
             if frame.places[n] == "state" and not self.is_alone:
-                self.tiles[n] = tile(ub, frame.label(n), self.share(n), width, frame.fmt(n))
+                shapes[n] = self.share(n), width
             elif frame.places[n] in ("state", "work"):
                 is_vector = len(frame.axes(n)) == 1
                 few = max(frame.phase.row_grain, min(self.share(n), tiling.elements // width))
-                rows = tallest if is_vector else few
-                self.tiles[n] = tile(ub, frame.label(n), rows, width, frame.fmt(n))
-        self.carried = {
-            n: self.group.ub_kept(self.core, self._kept(n), frame.row_bytes(n, self.share(n)), self.generations(n))
-            for n, place in frame.places.items()
-            if place == "carried" and frame.storage[n] == n
-        }
-        for s in stages:
-            sums = [r.srcs[0] for r in s.stage.rows if r.opcode is Opcode.ROW_SUM]
-            if sums:
-                # Block reduction produces one value per block before the next pass.
-                blocks = ceil_div(frame.row_bytes(sums[-1], 1), self.group.block_bytes)
-                tile(ub, "reduction", s.height, blocks, frame.fmt(sums[-1]))
-                break
+                shapes[n] = tallest if is_vector else few, width
+        return shapes
+
+    def _taking_turns(self, shapes: Mapping[str, tuple[int, int]], rest: int) -> dict[str, str]:
+        """Return the names of values within a stage that use the tile of another name after its last use, each with
+        that name; none if all tiles, and ``rest`` bytes, fit.
+
+        A compiler assigns the bytes of dead values again; a kernel that is written by hand names its buffers, which is
+        assumed of all kernels that fit.
+        """
+        frame, allocator, ub = self.frame, self.group.allocator, self.core.ub
+        sizes = {n: round_up(frame.size_bytes(n, rows * width), BLOCK_BYTES) for n, (rows, width) in shapes.items()}
+        if allocator.used_bytes[ub] + sum(sizes.values()) + rest <= allocator.spaces[ub].capacity_bytes:
+            return {}
+        groups: list[list[str]] = []
+        for n in sorted((n for n in sizes if frame.places[n] == "work"), key=lambda n: -sizes[n]):
+            group = next((g for g in groups if all(frame.may_take_turns(n, m) for m in g)), None)
+            if group is None:
+                groups.append([n])
+            else:
+                group.append(n)
+        return {n: first for first, *others in groups for n in others}
 
     def _kept(self, n: str) -> str:
         return n if len(self.frame.axes(n)) == 1 else f"{self.frame.prefix}{n} kept"
