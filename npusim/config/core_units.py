@@ -584,6 +584,9 @@ class LibrarySpec(SpecModel):
             "parts (FlashAttention-2)"
         ),
     )
+    reduce_cycles: Positive | None = Field(
+        default=None, description="time of an element of a sum along an axis that is not a tensor's last (PyTorch)"
+    )
     code: CodeSpec | None = Field(default=None, description="constants of kernels whose instructions are counted")
 
     def softmax_points(self, columns: int) -> dict[str, float]:

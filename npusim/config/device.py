@@ -203,6 +203,9 @@ class LinkSpec(SpecModel):
     catch_up: CatchUpSpec | None = Field(
         default=None, description="how cores that queue for the link fall out of step; absent: they stay in step"
     )
+    writes_factor: Positive | None = Field(
+        default=None, description="rate while cores only write, relative to bytes_per_s; absent: the same rate"
+    )
     rate_factor: Positive | None = Field(default=None, description="factor of bytes_per_s, set by --scale; missing: 1")
 
     @property

@@ -268,8 +268,8 @@ def backward_tensors(problem: Problem, output: str, judged: str) -> BackwardTens
 
 @dataclass(frozen=True, slots=True)
 class BackwardTile:
-    """Queries and keys of a tile in the kernel of dQ, then in the kernel of dK and dV; rows of a block in the kernel of
-    delta.
+    """Queries and keys of a tile in the kernel of dQ, then in the kernel of dK and dV; rows of a block in the kernels
+    of delta and of sums, and in the kernel that converts dQ.
     """
 
     block_q: int
@@ -277,6 +277,7 @@ class BackwardTile:
     tile_q: int
     tile_kv: int
     rows: int
+    dq_rows: int
 
 
 def backward(
@@ -375,10 +376,12 @@ def _in_memory(
     flops = _operations(problem, "key_dim", "value", "value", "key_dim", "key_dim")
     yield replace(of_all, notes=(note,), flops=flops)
     total = replace(parts, name="sum", batch=problem.batch * sums, added=0, of=parts)
-    yield _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.rows, p)
+    scaled_dq = _summed("scaled", t.dq, Stacked("place", sums, total), problem.scale, tile.dq_rows, p)
+    yield replace(scaled_dq, sums="accesses")
     for name, gradient, of_members in zip(("sum_dk", "sum_dv"), (t.dk, t.dv), results[1:], strict=True):
         if isinstance(of_members, Stacked):
-            yield _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
+            summed_heads = _summed(name, gradient, replace(of_members, axis="place"), 1.0, tile.rows, p)
+            yield replace(summed_heads, sums="outputs")
 
 
 def _operations(problem: Problem, *channels: str) -> int:
@@ -446,6 +449,10 @@ class BackwardFields(Tiling):
         json_schema_extra=part_of("model"),
     )
 
+    def dq_rows(self, _head_dim: int, rows: int) -> int:
+        """Return the rows of a block that converts dQ: ``rows``, as many as in the kernel of delta."""
+        return rows
+
 
 class GpuBackwardFields(BackwardFields):
     """Fields of a GPU's backward pass: the common fields, and the published kernel that computes all gradients."""
@@ -453,6 +460,16 @@ class GpuBackwardFields(BackwardFields):
     kernel: Annotated[str, one_of(partial(kernels, GpuKernel))] | None = Field(
         default=None, description="published kernel, or your own FILE.py:NAME, with blocks of keys; default: none"
     )
+
+    def dq_rows(self, head_dim: int, rows: int) -> int:
+        """Return the rows of a block that converts dQ; ``rows`` if a published kernel does not state its elements.
+
+        A block of FlashAttention-2 has the rows of a tile (flash_bwd_launch_template.h).
+        """
+        published = self.published
+        if published is None:
+            return self.tile_q
+        return rows if published.sum_block is None else max(1, published.sum_block[1] // head_dim)
 
     @property
     def published(self) -> GradientKernel | None:
@@ -493,7 +510,8 @@ def flash_backward(problem: KernelProblem, tiling: BackwardFields, p: BackwardPr
     """Return the kernels."""
     call = problem_of(problem)
     rows = min(call.seq_q, max(1, DELTA_ELEMENTS // call.value_head_dim) * machine.row_cores)
-    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows)
+    dq_rows = tiling.dq_rows(call.head_dim, rows)
+    tile = BackwardTile(tiling.block_q, tiling.block_kv, tiling.tile_q, tiling.tile_kv, rows, dq_rows)
     tensors = backward_tensors(call, p.output, tiling.gradient)
     kernels = backward(call, tile, p, tensors, machine.mask_kind(tiling), tiling.method, machine.places)
     # a kernel that also writes zeros needs one more tile in UB

@@ -282,6 +282,8 @@ class GpuDecisions(NamedTuple):
     loaded_tiles
         Number of tiles in progress in a loop without products: operations on one tile run while the next tile is
         loaded.
+    access_bytes
+        Number of bytes that a lane loads before it waits for them and loads more, for operands in registers. 0: all.
     slice_elements
         Number of elements along the sum of a product that are loaded at a time. 0: all.
     awaits_places
@@ -343,6 +345,7 @@ class GpuDecisions(NamedTuple):
     depth: int = 1
     held_depth: int = 1
     loaded_tiles: int = 2
+    access_bytes: int = 0
     slice_elements: int = 0
     awaits_places: bool = False
     padding: int = 0

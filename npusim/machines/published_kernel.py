@@ -168,6 +168,9 @@ class GpuKernel(PublishedKernel):
         constants.
     gradients
         Kernel of the same author that computes the gradients. None: the author has none.
+    sum_block
+        Of a kernel of gradients: warps and elements of a block that converts the sum of dQ, each lane of which waits
+        for 16 bytes before it loads more. None: not known; all loads of a block are in flight together.
     """
 
     family: ClassVar[str] = "nvidia"
@@ -192,6 +195,7 @@ class GpuKernel(PublishedKernel):
     charges: Callable[[KernelUse], Iterable[Charge]] = lambda _use: ()
     merge_charges: tuple[Charge, ...] = ()
     gradients: GradientKernel | None = None
+    sum_block: tuple[int, int] | None = None
 
     def unmodelled(self, _name: str, _value: object) -> str:
         """Return known facts about a field's value that apply to the kernel but are not modelled; empty if there are

@@ -203,8 +203,14 @@ class Transfers:
         return result
 
     def _idle(self, step: Step, route: RouteSpec) -> tuple[tuple[str, int], ...]:
-        """Return the bytes that memory could transfer in the additional time that reads of parts of lines take."""
+        """Return the bytes that memory could transfer in the additional time that reads of parts of lines take; a
+        negative number for writes of a phase that reads nothing, which memory transfers in less time.
+        """
         source, parts = step.srcs[0], self.device.memory.gm.parts
+        if isinstance(step.dst, GlobalTile) and step.dst.tensor.name in self._written_alone:
+            factor = self.device.link("hbm").writes_factor
+            less = 0 if factor is None else -int(self._beyond(step) * (1 - 1 / factor.value))
+            return tuple((link, less) for link in ("hbm",) if less and link in route.links)
         if parts is None or not isinstance(source, GlobalTile):
             return ()
         if not source.is_part_of_lines(parts.line_bytes.value) or not self._is_walked(source):
@@ -213,6 +219,16 @@ class Transfers:
             source.payload_bytes * self.residency.read_misses[source.tensor.name] * (parts.read_factor.value - 1)
         )
         return tuple((link, missed) for link in ("hbm",) if missed and link in route.links)
+
+    @cached_property
+    def _written_alone(self) -> frozenset[str]:
+        """Names of the tensors that phases write which read nothing; none if memory writes at no other rate."""
+        if "hbm" not in self.device.links or self.device.link("hbm").writes_factor is None:
+            return frozenset()
+        touched = [list(p.footprint(p.blocks[:1])) for p in self._program.phases]
+        return frozenset(
+            t.region.tensor.name for touches in touched if all(t.is_write for t in touches) for t in touches
+        )
 
     def _beyond(self, step: Step) -> int:
         """Return the bytes of a transfer from or to memory beyond L2, from the share of its tensor that is there."""

@@ -162,7 +162,7 @@ def _link(record: RunRecord, timing: TimingRecord, busiest: QueueUse) -> Advice 
     for name, share in timing.used_shares(record.device.link_bytes_per_s).items():
         if share >= LINK_SHARE:
             lost = timing.idle_shares(record.device.link_bytes_per_s).get(name, 0.0)
-            parts = f" ({percent(lost)} {LOST})" if lost else ""
+            parts = f" ({percent(lost)} {LOST})" if lost > 0 else ""
             text = f"{busiest.pipe} is the limit, with link {name} at {percent(share)} of its bandwidth{parts}"
             return Advice(text, _larger_blocks)
     return None

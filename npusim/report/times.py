@@ -160,7 +160,7 @@ def time_facts(record: RunRecord, timing: TimingRecord, *, is_full: bool = False
 def _bandwidths(timing: TimingRecord, bytes_per_s: Mapping[str, float]) -> Iterator[str]:
     lost = timing.idle_shares(bytes_per_s)
     for name, share in timing.link_shares(bytes_per_s).items():
-        parts = f" ({percent(lost[name])} {LOST})" if name in lost else ""
+        parts = f" ({percent(lost[name])} {LOST})" if lost.get(name, 0) > 0 else ""
         yield f"{percent(share)} of {name}'s{parts}"
 
 

@@ -258,12 +258,16 @@ def test_what_does_not_fit_or_has_no_route_is_refused() -> None:
 
 
 def test_a_fixed_order_of_sums_of_a_group_is_examined() -> None:
-    """The kernels that add up a group's dK and dV walk its members, an axis without a size of its own."""
+    """The kernels that add up a group's dK and dV walk its members, an axis without a size of its own.
+
+    The sums in memory differ from those of a kernel of dQ in 3 elements of the whole dQ.
+    """
     problem = {**PROBLEM, **SHARED}
     tiling = declared_tiling("flash_backward", "h200", **TILING, method="deterministic")
     vary = ["batch", "position", "merge"]
     found = npusim.invariant("flash_backward", hw="h200", problem=problem, tiling=tiling, vary=vary)
-    assert {f.aspect: f.verdict for f in found.findings if f.aspect in vary} == dict.fromkeys(vary, "not seen")
+    verdicts = {f.aspect: f.verdict for f in found.findings if f.aspect in vary}
+    assert verdicts == {"batch": "not seen", "position": "not seen", "merge": "changes"}
 
 
 def test_an_output_is_held_against_gradients() -> None:
@@ -441,7 +445,7 @@ def _times_of(hw: str, sizes: dict[str, int], fields: dict[str, Any]) -> dict[st
 
 def test_gradients_of_cudnn_on_an_h200() -> None:
     """Of 32 calls that no constant was fitted on, every fifth: all are within 8 %, delta's kernel too, and that of dQ
-    within 30 %.
+    within 22 %.
 
     Delta's kernel also clears the sums of dQ; a causal mask, with which fewer parts are added, does not change its
     time.
@@ -451,8 +455,62 @@ def test_gradients_of_cudnn_on_an_h200() -> None:
         sizes |= {"key": int(row["width"]), "value": int(row["width"])}
         found = _times_of("h200", sizes, {"kernel": "cudnn"})
         assert abs(found["dkdvdq"] / float(row["bprop"]) - 1) < 0.08, row
-        assert abs(found["scaled"] / float(row["convert_dq"]) - 1) < 0.3, row
+        assert abs(found["scaled"] / float(row["convert_dq"]) - 1) < 0.22, row
         assert abs(found["delta"] / float(row["dot_do_o"]) - 1) < 0.08, row
+
+
+#: Errors within which the kernel that converts dQ is, with one sum and with several.
+CONVERTED = {"0": 0.25, "1": 0.13}
+
+
+def _of_fa2(width: str) -> list[dict[str, str]]:
+    path = Path(__file__).parents[2] / "reports" / "recurrences" / "deterministic.csv"
+    with path.open(encoding="utf-8", newline="") as read:
+        return [r for r in csv.DictReader(read) if r["width"] == width and not r["window"]]
+
+
+def _fa2_times(row: dict[str, str]) -> dict[str, float]:
+    sizes = {n: int(row[n]) for n in ("batch", "heads", "kv_heads", "tokens", "causal")}
+    sizes |= {"key": int(row["width"]), "value": int(row["width"])}
+    method = "deterministic" if row["deterministic"] == "1" else "added"
+    fields = {"tile_q": 64, "tile_kv": 128, "warps": 8, "method": method}
+    return _times_of("h100", sizes, declared_tiling("flash_backward", "h100", **fields, stages=None))
+
+
+def test_the_kernel_that_converts_dq_waits_for_each_access() -> None:
+    """FlashAttention-2's calls with heads of 128 on an H100, every fifth: from 8.4 million elements on, conversions of
+    several sums are within 13 %, of one within 25 %.
+    """
+    large = [r for r in _of_fa2("128") if int(r["batch"]) * int(r["heads"]) * int(r["tokens"]) >= 65536]
+    for row in large[::5]:
+        most = CONVERTED[row["deterministic"]]
+        assert abs(_fa2_times(row)["scaled"] / float(row["convert_dq"]) - 1) < most, row
+
+
+def test_one_head_of_many_sums_takes_the_latency_of_its_accesses() -> None:
+    """One head of 8,192 tokens has 128 blocks, fewer than multiprocessors: memory would take 190 us, not 454."""
+    (row,) = (r for r in _of_fa2("128") if r["heads"] == "1" and r["deterministic"] == "1")
+    assert abs(_fa2_times(row)["scaled"] / float(row["convert_dq"]) - 1) < 0.13
+
+
+def test_sums_are_cleared_at_the_rate_of_writes_alone() -> None:
+    """``writes_factor`` was measured with other kernels (reports/silicon/dirty_h200.json): fills of more than 20 us in
+    deterministic calls, every sixth, are within 6 %.
+    """
+    filled = [r for r in _of_fa2("128") if r["fill"] and float(r["fill"]) > 20]
+    assert len(filled) > 24
+    for row in filled[::6]:
+        assert abs(_fa2_times(row)["clear"] / float(row["fill"]) - 1) < 0.06, row
+
+
+def test_sums_over_the_heads_of_a_group() -> None:
+    """``reduce_cycles`` was fitted on heads of 64; of the sums of heads of 128, every fourth call is within 20 %."""
+    grouped = [r for r in _of_fa2("128") if r["sum_dk"]]
+    assert len(grouped) > 12
+    for row in grouped[::4]:
+        found = _fa2_times(row)
+        for name in ("sum_dk", "sum_dv"):
+            assert abs(found[name] / float(row[name]) - 1) < 0.2, (name, row)
 
 
 #: TFLOP/s of FlashAttention-3's backward pass on an H100, no mask, 16,384 tokens and 2,048 channels in all, by head

@@ -390,6 +390,10 @@ class Phase:
         Operands with such an axis, of which every tile, or block, uses the part at the first row or column.
     looked_up
         Operands whose places in memory are integers that the loop of a compiled kernel loads, tile by tile.
+    sums
+        Form of a phase without products in a library for GPUs. ``accesses``: each lane waits for 16 bytes before it
+        loads more (FlashAttention-2's conversion of dQ). ``outputs``: the time of each element of the result is stated
+        (PyTorch's sums along an axis that is not the last). Empty: all loads of a tile are in flight together.
     """
 
     name: str
@@ -418,6 +422,7 @@ class Phase:
     walks: tuple[str, ...] = ()
     still: frozenset[str] = frozenset()
     looked_up: frozenset[str] = frozenset()
+    sums: Literal["", "accesses", "outputs"] = ""
 
     @property
     def walked(self) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ HEAD_DIMS, TILE = (64, 128, 192, 256), (128, 128)
 GRADIENT_TILE = (64, 128)
 #: Largest head dim, and the step of head dims, of PyTorch's calls (see `_is_torchs`).
 TORCHS_HEAD_DIM, TORCHS_STEP = 128, 8
+#: Warps and elements of a block that converts dQ: 128 threads and 30 registers; 8,192 blocks for 16.8 million elements
+#: of heads of 64 and of 128 (reports/recurrences/h200_backward.csv).
+SUM_BLOCK = 4, 2048
 #: Instructions for each score if keys end within a tile and nothing is masked: fitted on three cases of h200_cudnn
 #: (s1000, s3000, s5676).
 BOUNDS = Charge("ALU.ops.compare", 2.0, "score")
@@ -83,5 +86,6 @@ CUDNN = GpuKernel(
         needs=_needs,
         order=_last_keys_first,
         charges=gradient_charges,
+        sum_block=SUM_BLOCK,
     ),
 )

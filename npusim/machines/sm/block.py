@@ -29,6 +29,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from npusim.errors import TilingError
+from npusim.formats.layout.fragment import WARP_LANES
 from npusim.kernels.form.phase import WHOLE, bind
 from npusim.machines.decisions import LoopWork
 from npusim.machines.sm.core import FMA, LDG, LSU, MUFU, RF, SM, SMEM, TENSOR, WARPS
@@ -37,7 +38,7 @@ from npusim.machines.sm.group_work import GroupWork, Works, work_of
 from npusim.machines.sm.name_places import BlockPlaces, accumulator
 from npusim.program.ir.op import COMPARED, Attributes, Opcode, Step, TileOp
 from npusim.program.ir.tile import RingTile, Tile
-from npusim.units import chunks
+from npusim.units import ceil_div, chunks
 
 #: Largest number of keys of a tile with which compilers write masks among other instructions: from 64 on they pack the
 #: predicates (LOP3, SEL) before the first exponential.  source: SASS of Triton 3.6 for sm_90, flash tiles of 16 to 256
@@ -424,6 +425,9 @@ class ResidentBlock:
         how, state = Attributes(lookups=waits), self.decided.state_loop
         if state is not None and n == self.widest:
             how = replace(how, memory_waits=state.waits, near_waits=state.near_waits)
+        if self.decided.access_bytes and ring.space == RF:
+            each = self.decided.access_bytes * WARP_LANES * self.decided.warps
+            how = replace(how, accesses=ceil_div(source.payload_bytes, each))
         step = Step(Opcode.COPY, slot, (source,), how, name=n)
         return TileOp(f"{self.frame.label(n)}.load", self.places.loaders[n], LDG, (step,), handshake)
 

@@ -79,6 +79,11 @@ ONE_SHOT_REGISTERS, ONE_SHOT_FACTOR = 22, 1.2
 SERIAL_REGISTERS = 192
 #: Number of tiles in flight in an unrolled loop without products, and the registers of a lane that they may use.
 UNROLLED_TILES, UNROLLED_REGISTERS = 4, 64
+#: Warps of a block of FlashAttention-2's kernel that converts dQ, and the bytes that a lane loads before it adds them:
+#: 32 of the kernel's 48 registers have sums (reports/recurrences/h200_backward.csv).  One head of 8,192 tokens, whose
+#: blocks are alone on their multiprocessors, takes 3.44 us for each of 132 sums on an H100: 8 accesses of 430 ns
+#: (reports/recurrences/deterministic.csv).
+SUM_WARPS, ACCESS_BYTES = 8, 16
 #: How operators of eager PyTorch access memory (library/operator.py): the warps of a block, as in torch's kernels, and
 #: the cost of a thread's computation for each access, as a device file's key below `LIBRARY`.
 ACCESSES: Mapping[str, tuple[int, str]] = MappingProxyType(
@@ -193,6 +198,8 @@ def group_tiling(kernel: str, phase: Phase, fields: GroupFields, device: DeviceS
     published: GpuKernel | None = fields.published
     if has_more(phase):
         return _live_tiling(phase, fields, device)
+    if products is None and phase.sums and not fields.stages and (published is None or published.sum_block):
+        return _summing(phase, device, published), ""
     if products is None:
         plain, merge = one_shot_tiling(phase, device), () if published is None else published.merge_charges
         if merge and all(find_constant(device, charge.key) for charge in merge):
@@ -550,6 +557,27 @@ def one_shot_tiling(phase: Phase, device: DeviceSpec) -> SmTiling:
     memory = device.core(SM).buffer("SMEM").capacity_bytes.value
     room = occupancy(issue, memory, warps, held, {"tiles": size})
     return replace(plain, residents=room.blocks, occupancy=room)
+
+
+def _summing(phase: Phase, device: DeviceSpec, published: GpuKernel | None) -> SmTiling:
+    """Return the tiling of a library's blocks without products, by the phase's form (`Phase.sums`).
+
+    ``outputs``: PyTorch's kernel; another author's has no such cost.  ``accesses``: a block has a tile's elements in
+    registers, which limit the number of resident blocks.
+    """
+    plain, issue = plain_tiling(device), warp_issue(device)
+    if phase.sums == "outputs":
+        charge, plain = Charge(f"{LIBRARY}.reduce_cycles", 1, "output"), _unrolled(phase, plain)
+        is_torchs = published is None and find_constant(device, charge.key) is not None
+        return _paying(plain, charge) if is_torchs else plain
+    warps = published.sum_block[0] if published is not None and published.sum_block else SUM_WARPS
+    tile = max(prod(phase.sizes[a] for a in name.axes) for name in phase.names.values())
+    registers = min(ceil_div(tile, warps * WARP_LANES), issue.thread_registers_count.value // 2)
+    memory = device.core(SM).buffer("SMEM").capacity_bytes.value
+    room = occupancy(issue, memory, warps, {"tile": registers}, {})
+    decided = plain.decided._replace(warps=warps, loaded_tiles=1, access_bytes=ACCESS_BYTES)
+    decided = decided._replace(charges=(START, STEP, *barriers(decided)))
+    return replace(plain, residents=room.blocks, decided=decided, occupancy=room)
 
 
 def _unrolled(phase: Phase, tiling: SmTiling) -> SmTiling:

@@ -91,10 +91,21 @@ class SmPricing(Transfers):
             moved = moved._replace(occupancy_cycles=max(moved.occupancy_cycles, self._cycles_of_sectors(source)))
         if step.attributes.memory_waits:
             return self._in_step(step, moved)
+        if step.attributes.accesses > 1:
+            moved = moved._replace(latency_cycles=moved.latency_cycles + self._further_accesses(step))
         moved = moved._replace(latency_cycles=moved.latency_cycles + self._behind_writes(step, moved.latency_cycles))
         share = self.device.clock_share  # L2's clock does not change when the clock of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
+
+    def _further_accesses(self, step: Step) -> int:
+        """Return the cycles of the accesses of a load after the first one, each of which waits for the one before."""
+        (source,), rounds, near = step.srcs, self.device.memory.gm.rounds, self.sharing.lookup_cycles.value
+        assert isinstance(source, GlobalTile)
+        far = near + self.device.memory.l2.miss_extra_latency_cycles.value
+        far = far if rounds is None else rounds.round_trip_cycles.value
+        missed = self.residency.read_waits[source.tensor.name]
+        return ceil((step.attributes.accesses - 1) * (near + missed * (far - near)))
 
     def _behind_writes(self, step: Step, latency: int) -> int:
         """Return the cycles that a load of a loop which stores a result for each tile waits because memory writes lines

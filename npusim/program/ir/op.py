@@ -148,6 +148,8 @@ class Attributes:
     #: they change no value, and no text has them.
     memory_waits: int = field(default=0, repr=False)
     near_waits: int = field(default=0, repr=False)
+    #: Accesses of a load, each of which begins when the previous one has arrived; as above.
+    accesses: int = field(default=1, repr=False)
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property

@@ -260,6 +260,7 @@ class Cost(NamedTuple):
         occupancy begins when this work has ended. None: the operation waits for free pipes instead.
     idle_bytes
         Bytes of ``link_bytes`` that are not transferred: the links could carry them while memory answers more slowly.
+        A negative number is transferred in addition: memory takes less time for them than for other bytes.
     """
 
     occupancy_cycles: int

@@ -449,9 +449,11 @@ def needed_blocks(
 
 
 def _from_row(block: OutputBlock, output: GlobalTensor, row: int, heads: Container[int]) -> list[Any]:
-    """Return a block cut to the rows of the chosen heads from ``row`` on; see `_cut`."""
+    """Return a block cut to the rows of the chosen heads from ``row`` on (see `_cut`); nothing if the block has the row
+    only of other packed heads.
+    """
     wanted = [(at + row - r, at + n) for h, r, n, at in _parts(block, output) if h in heads and r <= row < r + n]
-    return _cut(block, wanted, may_split=True)
+    return _cut(block, wanted, may_split=True) if wanted else []
 
 
 def _cut(block: OutputBlock, wanted: Sequence[tuple[int, int]], *, may_split: bool) -> list[Any]:
