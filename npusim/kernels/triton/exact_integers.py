@@ -28,7 +28,7 @@ from npusim.formats.whole import (
 from npusim.kernels.triton.arithmetic import MASK, hidden_value
 from npusim.kernels.triton.element_wise import computed_elements, elements_in
 from npusim.kernels.triton.first_tile import OtherFirstError
-from npusim.kernels.triton.integers import WrapsError, bits_of
+from npusim.kernels.triton.integers import WrapsError, bits_of, values_of
 from npusim.kernels.triton.known_tiles import known_tiles
 from npusim.kernels.triton.loop_forms import is_mask_state
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView
@@ -46,7 +46,6 @@ from npusim.kernels.triton.values import (
     Number,
     ValueComparison,
     constant,
-    elements,
     literal,
     refuse_many,
 )
@@ -536,7 +535,7 @@ class ExactIntegers(WholeNumbers, ABC):
         """Return indices as a block of numbers that is read, or in a loop as tiles of a tensor; integers beyond 2^24
         are exact.
         """
-        values = elements(op, x)
+        values = values_of(op, x)
         is_large = np.abs(values).max() > MOST_EXACT
         if not is_large and self._walk is None:
             return super()._as_block(op, x, like)

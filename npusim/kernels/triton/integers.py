@@ -39,6 +39,28 @@ class WrapsError(NonlinearError):
 DIVISIONS, SHIFTS = ("divsi", "divui", "remsi", "remui"), ("shli", "shrsi", "shrui")
 
 
+def restarts(op: Op) -> NonlinearError:
+    """Return the refusal of indices that restart within a block (``%``), which are unknown from there on."""
+    return _nonlinear(op, "indices that restart within a block (`%`) are used as values, or to load integers")
+
+
+def known_throughout(op: Op, x: Affine) -> Affine:
+    """Return integers of a block for use as values; raise `ProgramError` if indices restart within the block."""
+    if not x.is_hidden and any(n is not None and np.any(n < size) for n, size in zip(x.limits(), x.shape, strict=True)):
+        raise restarts(op)
+    return x
+
+
+def values_of(op: Op, x: Affine) -> Integers:
+    """Return every element, (program, iteration, *axes), as a value: one that the mask of a load hides is 0.
+
+    Raises `ProgramError` if indices restart within the block.
+    """
+    values = elements(op, known_throughout(op, x))
+    known = known_elements(op, x.limits(), x.shape)
+    return values if known is None else np.where(known, values, 0)
+
+
 def bits_of(type_: str) -> int:
     """Return the number of bits of a type: an integer, a block's integers, or the target of pointers; `WIDE` for an
     index.

@@ -16,7 +16,7 @@ import numpy as np
 
 from npusim.errors import ProgramError
 from npusim.formats.whole import WIDE, whole_limits
-from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of
+from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of, known_throughout
 from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
@@ -259,6 +259,9 @@ def by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
 
 
 def _by_elements(op: Op, a: Listed | Affine, b: Listed | Affine) -> Listed:
+    for x in (a, b) if op.name != "tt.addptr" else ():
+        if isinstance(x, Affine):
+            known_throughout(op, x)
     name, values = op.name.partition(".")[2], [elements_of(op, x) for x in (a, b)]
     _refuse_zero(op, name, values[1])
     of = next((n for n in map(_pointer, (a, b)) if n), "")

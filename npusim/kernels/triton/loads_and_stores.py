@@ -14,7 +14,7 @@ from npusim.formats.whole import WIDE, wrapped
 from npusim.kernels.triton.arithmetic import MASK
 from npusim.kernels.triton.calls import INTEGERS
 from npusim.kernels.triton.exact_integers import ExactIntegers
-from npusim.kernels.triton.integers import bits_of
+from npusim.kernels.triton.integers import bits_of, restarts
 from npusim.kernels.triton.kernel_draft import Load, LookedAt, Stored
 from npusim.kernels.triton.listed import (
     alike_programs,
@@ -804,7 +804,11 @@ class Memory(ExactIntegers):
         limits = (pointer.at if isinstance(pointer, Listed) else pointer).limits()
         known = known_elements(op, limits, pointer.shape)
         if condition is not None:
-            known = truth(op, condition) if known is None else known & truth(op, condition)
+            kept = truth(op, condition)
+            self._refuse_restarted(op, known, kept)
+            known = kept if known is None else known & kept
+        else:
+            self._refuse_restarted(op, known, np.ones((1, 1), bool))
         if not pointer.shape and known is not None and not np.all(known) and not isinstance(other, Affine):
             raise op.fail(f"{of}: a mask hides this integer; set its value with other=...")
         known = np.broadcast_to(True if known is None else known, np.broadcast_shapes(places.shape, np.shape(known)))
@@ -833,7 +837,12 @@ class Memory(ExactIntegers):
             is_used[places[known]] = True
             table = np.where(is_used, wrapped(data, bits), 0)
             return Listed(rest, table, replace(pointer, left=ends), _number_of(other))
-        return replace(result, left=ends, bits=bits)
+        return replace(result, left=ends, bits=bits, is_hidden=True)
+
+    def _refuse_restarted(self, op: Op, known: Booleans | None, kept: Booleans) -> None:
+        """Raise `ProgramError` for elements that the mask leaves beyond the point at which indices restart."""
+        if known is not None and np.any(kept & ~known):
+            raise restarts(op)
 
     def _kept_by(self, op: Op, mask: Known | None) -> Condition | None:
         """Return the elements of a block that a mask of loaded integers, or of indices, leaves; None for all."""

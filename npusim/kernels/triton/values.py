@@ -132,7 +132,7 @@ class Affine:
 
     ``left``: along some axes, the number of elements before the index wraps (``% size``); further elements are not
     known. ``bits``: number of bits of the type, 64 for a pointer.  ``overflow``: where and how an integer exceeded its
-    type, if it did.
+    type, if it did.  ``is_hidden``: a mask of their load hides the elements after ``left``; no index restarts there.
     """
 
     base: Integers
@@ -142,6 +142,7 @@ class Affine:
     left: tuple[Integers | None, ...] = ()
     bits: int = 64
     overflow: str = ""
+    is_hidden: bool = False
 
     @property
     def is_uniform(self) -> bool:

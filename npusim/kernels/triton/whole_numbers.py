@@ -22,7 +22,7 @@ from npusim.formats.whole import whole_limits, without_sign, wrapped
 from npusim.kernels.triton.arithmetic import MASK, TO_WHOLE, Arithmetic
 from npusim.kernels.triton.compared_indices import are_only_compared, as_integers, is_exact
 from npusim.kernels.triton.element_wise import elements_in
-from npusim.kernels.triton.integers import bits_of, computed_of
+from npusim.kernels.triton.integers import bits_of, computed_of, known_throughout, values_of
 from npusim.kernels.triton.kernel_draft import Choices
 from npusim.kernels.triton.tensor_axes import IntegerTensor, MaskView, View
 from npusim.kernels.triton.ttir_text import EXACT, WHOLE, Function, Op, makers, shape_of
@@ -39,7 +39,6 @@ from npusim.kernels.triton.values import (
     ValueComparison,
     affine,
     constant,
-    elements,
     literal,
 )
 
@@ -184,7 +183,7 @@ class WholeNumbers(Arithmetic, ABC):
 
     def _as_block(self, op: Op, x: Affine, like: tuple[str | None, ...] = ()) -> Floats:
         """Return indices as a block of numbers that is read; ``like``: axes of the block with which they are read."""
-        values = elements(op, x)
+        values = values_of(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
             raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
         return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
@@ -204,6 +203,7 @@ class WholeNumbers(Arithmetic, ABC):
             raise op.fail(
                 "a loop uses indices as values of a tile; they must run along an axis of a tile that the loop loads"
             )
+        known_throughout(op, x)
         (like, i), n, most, shape = of_axis[0], x.shape[along[0]], self._walk.most, x.shape
         values, ones = np.tile(int(x.base.flat[0]) + x.steps[along[0]] * np.arange(n), most), (1,) * len(AXES)
         name = f"indices_{self._unique('of')}"

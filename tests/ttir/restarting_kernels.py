@@ -1,0 +1,55 @@
+"""Kernels whose indices restart within a block (``% 5`` of 16), used as values and to load integers."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def converted(X, T, Y):
+    at = tl.arange(0, 16)
+    tl.store(Y + at, tl.load(X + at) * (at % 5).to(tl.float32))
+
+
+@triton.jit
+def largest(X, T, Y):
+    at = tl.arange(0, 16)
+    tl.store(Y + at, tl.load(X + at) + tl.maximum(at % 5, 2).to(tl.float32))
+
+
+@triton.jit
+def in_loop(X, T, Y):
+    at = tl.arange(0, 16)
+    total = tl.zeros([16], tl.float32)
+    for i in range(3):
+        total += tl.load(X + i * 0 + at) * (at % 5).to(tl.float32)
+    tl.store(Y + at, total)
+
+
+@triton.jit
+def loaded(X, T, Y):
+    at = tl.arange(0, 16)
+    tl.store(Y + at, tl.load(T + at % 5))
+
+
+@triton.jit
+def loaded_or_other(X, T, Y):
+    at = tl.arange(0, 16)
+    tl.store(Y + at, tl.load(T + at % 5, mask=at < 12, other=7) * 3)
+
+
+@triton.jit
+def rows(X, T, Y):
+    row, at = tl.arange(0, 4)[:, None], tl.arange(0, 16)[None, :]
+    tl.store(Y + row * 16 + at, tl.load(T + at % 5) * 3 + row * 16 + at)
+
+
+@triton.jit
+def programs(X, T, Y):
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    loaded = tl.load(T + at % 20)
+    tl.store(Y + at, tl.where(loaded > 3, loaded, -loaded))
+
+
+@triton.jit
+def summed(X, T, Y):
+    tl.store(Y, tl.sum((tl.arange(0, 16) % 5).to(tl.float32), 0))

@@ -1,0 +1,42 @@
+"""Indices that restart within a block, as values: NumPy's numbers, none that a reading continues beyond the restart."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.turns import in_turn
+from ttir.stored import stored_by
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+
+_AT, _X = np.arange(16), np.random.default_rng(4).integers(-8, 9, 16).astype(np.float32)
+_TABLE = np.array([-1, 0, 5, 9, -7, 3, 4, 8, -2, 6, 1, 2, 30, -11, 12, 13, 7, -5, 14, 15], np.int32)
+_ROWS, _PROGRAMS = np.arange(64).reshape(4, 16), _TABLE[np.arange(64) % 20]
+CASES = [
+    ("converted", _X * (_AT % 5)),
+    ("largest", _X + np.maximum(_AT % 5, 2)),
+    ("in_loop", _X * (_AT % 5) * 3),
+    ("summed", np.array([np.sum(_AT % 5)], np.float32)),
+    ("loaded", _TABLE[_AT % 5]),
+    ("loaded_or_other", np.where(_AT < 12, _TABLE[_AT % 5], 7) * 3),
+    ("rows", _TABLE[_AT % 5] * 3 + _ROWS),
+    ("programs", np.where(_PROGRAMS > 3, _PROGRAMS, -_PROGRAMS)),
+]
+
+
+@pytest.mark.parametrize(("case", "hw"), in_turn(CASES, ("ascend_910b2", "h200")))
+def test_indices_that_restart_within_a_block_are_numpy_s(case: tuple[str, Any], hw: str) -> None:
+    from ttir import restarting_kernels as kernels
+
+    name, wanted = case
+    result = np.zeros(wanted.shape, np.float32 if wanted.dtype.kind == "f" else np.int32)
+    given = {"X": _X, "T": _TABLE, "Y": result}
+    grid = (4,) if name == "programs" else (1,)
+    assert np.array_equal(stored_by(getattr(kernels, name), grid, hw, given)["Y"], wanted)
