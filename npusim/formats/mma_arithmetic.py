@@ -183,6 +183,18 @@ def row_for(name: str, a: str, b: str) -> str:
     return both if both in ARITHMETICS else name
 
 
+@functools.cache
+def sums_key(name: str) -> tuple[MmaArithmetic, ...]:
+    """Return a value that is equal for two arithmetics if no operands have different results in them, also where
+    `row_for` replaces them: their rows without names and evidence.
+
+    Raises `FormatError` if the name is unknown.
+    """
+    row = get_arithmetic(name)
+    names = [name, *(row_for(name, row.a_format, other) for other in _FORMAT_OF_INPUT.values())]
+    return tuple(replace(get_arithmetic(n), name="", evidence="assumed", source="") for n in names)
+
+
 def _fused(name: str, *, block: int, fraction: int, evidence: Evidence = "published-model") -> MmaArithmetic:
     """Return the fused dot-add row ``name``; float16 results round to nearest, others to zero."""
     _, _, depth, inputs, acc = name.split(".")

@@ -14,6 +14,7 @@ import numpy as np
 from npusim.config.tiling import word_of
 from npusim.errors import NpusimError, SpecError
 from npusim.formats import ARITHMETICS
+from npusim.formats.mma_arithmetic import sums_key
 from npusim.kernels.declare.registry import NAMED
 from npusim.library import find_schedule
 from npusim.program.numerics.evaluate import chosen, chosen_heads, named_choices, rows_alone
@@ -28,7 +29,7 @@ from npusim.studies.validate.given_output import GivenOutput, check_output_file,
 from npusim.studies.validate.neighbours import Neighbour, nearest_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -281,21 +282,27 @@ class HeldOutput:
         """Yield the results of changes on the block of the first difference; on all rows if that block is equal.
 
         Programs of changes are not checked (`_holds`): a check takes longer than the bits, and few changes are
-        reported.
+        reported.  Changes that cannot differ in bits (`_bits_key`) are computed once.
         """
 
-        def computed(changes: tuple[Change, ...]) -> tuple[BuiltPlan, Computed]:
+        outcomes: dict[Hashable, tuple[int, int, str]] = {}
+
+        def outcome(changes: tuple[Change, ...]) -> tuple[int, int, str]:
             self.tried += 1
             if self.on_tried:
                 self.on_tried(self.tried, self.total)
-            built = self.built(changes)
-            return built, self._compute(built.program, place)
+            key = tuple(map(_bits_key, changes))
+            if key not in outcomes:
+                built = self.built(changes)
+                other = self._compute(built.program, place)
+                matched, of = self._probe(other, place)
+                if matched == of:
+                    matched, of = self.equal(self.given.cut(self.rows(built.program)))
+                outcomes[key] = matched, of, parting(base.events, other.events)
+            return outcomes[key]
 
-        for changes, (built, other) in figures(listed, computed):
-            matched, of = self._probe(other, place)
-            if matched == of:
-                matched, of = self.equal(self.given.cut(self.rows(built.program)))
-            yield Explanation(changes, matched, of, parting(base.events, other.events))
+        for changes, (matched, of, first) in figures(listed, outcome):
+            yield Explanation(changes, matched, of, first)
 
     def built(self, changes: tuple[Change, ...]) -> BuiltPlan:
         """Return the program of a run with changes; raise `NpusimError` if the call does not have them."""
@@ -339,6 +346,13 @@ class HeldOutput:
 
 def _count(a: NDArray[Any], b: NDArray[Any]) -> int:
     return int((bits_of(a) == bits_of(b)).sum()) if (a.dtype, a.shape) == (b.dtype, b.shape) else 0
+
+
+def _bits_key(change: Change) -> Hashable:
+    """Return a value that is equal for changes to equal matrix arithmetic, which devices name differently."""
+    if change.field != "arithmetic" or not isinstance(change.value, str):
+        return change
+    return change.kind, sums_key(change.value)
 
 
 def _rank(explanation: Explanation) -> tuple[int, int]:
