@@ -40,3 +40,18 @@ def test_indices_that_restart_within_a_block_are_numpy_s(case: tuple[str, Any], 
     given = {"X": _X, "T": _TABLE, "Y": result}
     grid = (4,) if name == "programs" else (1,)
     assert np.array_equal(stored_by(getattr(kernels, name), grid, hw, given)["Y"], wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("case", "hw"), in_turn([("while_once", _AT % 4 != 1), ("loaded_count", _AT < 13)], ("h200", "ascend_910b2"))
+)
+def test_a_loop_of_one_iteration_over_lanes_is_executed(case: tuple[str, Any], hw: str, count: int) -> None:
+    from ttir import restarting_kernels as kernels
+
+    name, stores = case
+    x = np.random.default_rng(5).integers(1, 9, 32).astype(np.float32)
+    given = {"X": x, "T": np.array([count], np.int32), "Y": np.zeros(16, np.float32)}
+    made = stored_by(getattr(kernels, name), (1,), hw, given, n=count)["Y"]
+    assert np.array_equal(made[stores], x.reshape(2, 16)[:count].sum(0)[stores])
+    assert np.isnan(made[~stores]).all()
