@@ -73,3 +73,11 @@ def loaded_count(X, T, Y, n):
     for i in range(tl.load(T)):
         total += tl.load(X + i * 16 + at)
     tl.store(Y + at, total, mask=at < 13)
+
+
+@triton.jit
+def whole_of_subnormal(X, T, Y):
+    at = tl.arange(0, 16)
+    x = tl.load(X + at)
+    tl.store(Y + at, tl.floor(x))
+    tl.store(Y + 16 + at, tl.ceil(x))

@@ -55,3 +55,15 @@ def test_a_loop_of_one_iteration_over_lanes_is_executed(case: tuple[str, Any], h
     made = stored_by(getattr(kernels, name), (1,), hw, given, n=count)["Y"]
     assert np.array_equal(made[stores], x.reshape(2, 16)[:count].sum(0)[stores])
     assert np.isnan(made[~stores]).all()
+
+
+def test_floor_and_ceil_of_subnormal_numbers_are_zeros_with_their_sign_on_a_gpu() -> None:
+    """An H200 stores -0.0 and 0.0 for floor and ceil of -1e-40 and 1e-41 (drawn kernels, Triton 3.6)."""
+    from ttir import restarting_kernels as kernels
+
+    x = np.array([-1e-40, 1e-41, -0.0, 1.5, -1.5, 2e-38, -2e-38, np.inf] * 2, np.float32)
+    given = {"X": x, "T": _TABLE, "Y": np.zeros(32, np.float32)}
+    made = stored_by(kernels.whole_of_subnormal, (1,), "h200", given)["Y"].reshape(2, 16)
+    flushed = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)
+    for row, wanted in zip(made, (np.floor(flushed), np.ceil(flushed)), strict=True):
+        assert np.array_equal(row, wanted) and np.array_equal(np.signbit(row), np.signbit(wanted))
