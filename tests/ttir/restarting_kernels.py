@@ -81,3 +81,9 @@ def whole_of_subnormal(X, T, Y):
     x = tl.load(X + at)
     tl.store(Y + at, tl.floor(x))
     tl.store(Y + 16 + at, tl.ceil(x))
+
+
+@triton.jit
+def exclusive(X, T, Y):
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    tl.store(Y + at, (tl.load(X + at) * 1.0).to(tl.int32, bitcast=True), mask=at < 27)

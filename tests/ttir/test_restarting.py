@@ -67,3 +67,19 @@ def test_floor_and_ceil_of_subnormal_numbers_are_zeros_with_their_sign_on_a_gpu(
     flushed = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)
     for row, wanted in zip(made, (np.floor(flushed), np.ceil(flushed)), strict=True):
         assert np.array_equal(row, wanted) and np.array_equal(np.signbit(row), np.signbit(wanted))
+
+
+def test_integers_that_no_program_stores_are_said_to_be_minus_one() -> None:
+    """Exact integers of 32 bits have no NaN."""
+    import npusim
+    from ttir import restarting_kernels as kernels
+
+    x = np.arange(1, 33, dtype=np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.exclusive[(2,)](x, _TABLE, np.zeros(32, np.int32))
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    made = np.asarray(done.output).reshape(-1)
+    assert np.array_equal(made[:27], x[:27].view(np.int32)) and np.all(made[27:] == -1)
+    assert any(
+        "5 of them never" in n and n.endswith("npusim returns -1, as integers have no NaN, there") for n in done.notes
+    )
