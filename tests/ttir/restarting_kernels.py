@@ -1,4 +1,4 @@
-"""Kernels whose indices restart within a block (``% 5`` of 16), used as values and to load integers."""
+"""Kernels whose indices restart within a block (``% 5`` of 16), and loops over lanes that run once."""
 
 import triton
 import triton.language as tl
@@ -53,3 +53,37 @@ def programs(X, T, Y):
 @triton.jit
 def summed(X, T, Y):
     tl.store(Y, tl.sum((tl.arange(0, 16) % 5).to(tl.float32), 0))
+
+
+@triton.jit
+def while_once(X, T, Y, n):
+    at = tl.arange(0, 16)
+    total = tl.zeros([16], tl.float32)
+    i = 0
+    while i < n:
+        total += tl.load(X + i * 16 + at)
+        i += 1
+    tl.store(Y + at, total, mask=at % 4 != 1)
+
+
+@triton.jit
+def loaded_count(X, T, Y, n):
+    at = tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    total = tl.zeros([4, 4], tl.float32)
+    for i in range(tl.load(T)):
+        total += tl.load(X + i * 16 + at)
+    tl.store(Y + at, total, mask=at < 13)
+
+
+@triton.jit
+def whole_of_subnormal(X, T, Y):
+    at = tl.arange(0, 16)
+    x = tl.load(X + at)
+    tl.store(Y + at, tl.floor(x))
+    tl.store(Y + 16 + at, tl.ceil(x))
+
+
+@triton.jit
+def exclusive(X, T, Y):
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    tl.store(Y + at, (tl.load(X + at) * 1.0).to(tl.int32, bitcast=True), mask=at < 27)

@@ -40,3 +40,46 @@ def test_indices_that_restart_within_a_block_are_numpy_s(case: tuple[str, Any], 
     given = {"X": _X, "T": _TABLE, "Y": result}
     grid = (4,) if name == "programs" else (1,)
     assert np.array_equal(stored_by(getattr(kernels, name), grid, hw, given)["Y"], wanted)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("case", "hw"), in_turn([("while_once", _AT % 4 != 1), ("loaded_count", _AT < 13)], ("h200", "ascend_910b2"))
+)
+def test_a_loop_of_one_iteration_over_lanes_is_executed(case: tuple[str, Any], hw: str, count: int) -> None:
+    from ttir import restarting_kernels as kernels
+
+    name, stores = case
+    x = np.random.default_rng(5).integers(1, 9, 32).astype(np.float32)
+    given = {"X": x, "T": np.array([count], np.int32), "Y": np.zeros(16, np.float32)}
+    made = stored_by(getattr(kernels, name), (1,), hw, given, n=count)["Y"]
+    assert np.array_equal(made[stores], x.reshape(2, 16)[:count].sum(0)[stores])
+    assert np.isnan(made[~stores]).all()
+
+
+def test_floor_and_ceil_of_subnormal_numbers_are_zeros_with_their_sign_on_a_gpu() -> None:
+    """An H200 stores -0.0 and 0.0 for floor and ceil of -1e-40 and 1e-41 (drawn kernels, Triton 3.6)."""
+    from ttir import restarting_kernels as kernels
+
+    x = np.array([-1e-40, 1e-41, -0.0, 1.5, -1.5, 2e-38, -2e-38, np.inf] * 2, np.float32)
+    given = {"X": x, "T": _TABLE, "Y": np.zeros(32, np.float32)}
+    made = stored_by(kernels.whole_of_subnormal, (1,), "h200", given)["Y"].reshape(2, 16)
+    flushed = np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)
+    for row, wanted in zip(made, (np.floor(flushed), np.ceil(flushed)), strict=True):
+        assert np.array_equal(row, wanted) and np.array_equal(np.signbit(row), np.signbit(wanted))
+
+
+def test_integers_that_no_program_stores_are_said_to_be_minus_one() -> None:
+    """Exact integers of 32 bits have no NaN."""
+    import npusim
+    from ttir import restarting_kernels as kernels
+
+    x = np.arange(1, 33, dtype=np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.exclusive[(2,)](x, _TABLE, np.zeros(32, np.int32))
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    made = np.asarray(done.output).reshape(-1)
+    assert np.array_equal(made[:27], x[:27].view(np.int32)) and np.all(made[27:] == -1)
+    assert any(
+        "5 of them never" in n and n.endswith("npusim returns -1, as integers have no NaN, there") for n in done.notes
+    )

@@ -787,6 +787,8 @@ class Arithmetic(Draft, ABC):
             return str(self._named(op, replace(plain, text=text), called).text)
 
         size = named(f"maximum({x.text}, -{x.text})", "size")
+        if flushed := self.choices.form(name, x.fmt, ""):
+            x = replace(x, text=named(flushed.format(x=x.text, size=size), "flushed"))
         whole = f"(({size} + {_WHOLE_FROM!r}) - {_WHOLE_FROM!r})"
         near = named(f"where(compare({x.text}, 0.0, 'olt'), {whole} * -1.0, {whole})", "near")
         made = named(text.format(x=x.text, r=near), "whole")

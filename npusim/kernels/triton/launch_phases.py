@@ -1115,7 +1115,8 @@ class LaunchGrid:
                 advice = "; if the last block is partial, use cdiv(size, block) and masks"
                 raise self._fault(self.stored.line, f"{results[0]}: {why}: correct the grid or the offsets{advice}")
             # Rows that another launch writes, or programs of another kind.
-            left = "by programs of this kind" if self.reader.choices.programs else "npusim returns NaN there"
+            nothing = "-1, as integers have no NaN," if self.out.fmt.startswith("int") else "NaN"
+            left = "by programs of this kind" if self.reader.choices.programs else f"npusim returns {nothing} there"
             self.reader.notes.append(f"{self.stored.line}: {', '.join(results)}: {why}: {left}")
         return WorkTable(tuple(n for n, _, _ in spans), numbers, kinds, which)
 

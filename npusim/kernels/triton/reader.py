@@ -841,7 +841,10 @@ class Reader(WholeLanes):
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"and its count differs between programs, or is more than {MOST_UNROLLED}"
             raise op.fail(f"a loop reads the same elements in each iteration, {why}; this is not supported")
-        if not walk.counts.any() or is_still or self._is_unrolled(op, walk):
+        is_once = self.choices.way("lanes") and walk.counts.max() == 1  # its lanes would have no axis of iterations
+        if is_once and np.ptp(walk.counts):
+            raise op.fail("some programs execute this loop once, the others not at all; use an if in place of it")
+        if not walk.counts.any() or is_still or is_once or self._is_unrolled(op, walk):
             self._unroll(op, walk.counts[0, 0], first, each)
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
