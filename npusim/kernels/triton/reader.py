@@ -841,10 +841,7 @@ class Reader(WholeLanes):
         if is_still and walk.counts.any() and (np.ptp(walk.counts) or walk.most > MOST_UNROLLED):
             why = f"and its count differs between programs, or is more than {MOST_UNROLLED}"
             raise op.fail(f"a loop reads the same elements in each iteration, {why}; this is not supported")
-        is_once = self.choices.way("lanes") and walk.counts.max() == 1  # its lanes would have no axis of iterations
-        if is_once and np.ptp(walk.counts):
-            raise op.fail("some programs execute this loop once, the others not at all; use an if in place of it")
-        if not walk.counts.any() or is_still or is_once or self._is_unrolled(op, walk):
+        if not walk.counts.any() or is_still or self._is_once(op, walk) or self._is_unrolled(op, walk):
             self._unroll(op, walk.counts[0, 0], first, each)
             return
         self._refuse_many(op, walk.most, len(self.ids) * walk.most)
@@ -1017,6 +1014,19 @@ class Reader(WholeLanes):
             self._do(o)
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
 
+    def _is_once(self, op: Op, walk: Walk) -> bool:
+        """Return whether every program executes a loop once, and the loop is read as its one iteration.
+
+        One iteration does not show along which axis a load moves, and its lanes would have no axis of iterations.
+        Products keep the axis of their factors.
+        """
+        is_by_lanes = bool(self.choices.way("lanes"))
+        if not walk.most_once or (not is_by_lanes and any(o.name == "tt.dot" for o in op.within())):
+            return False
+        if is_by_lanes and np.ptp(walk.counts):
+            raise op.fail("some programs execute this loop once, the others not at all; use an if in place of it")
+        return not np.ptp(walk.counts)
+
     def _is_unrolled(self, op: Op, walk: Walk) -> bool:
         """Return whether a loop has few iterations in every program, with products after it, or whether a way of
         reading asks for it.
@@ -1024,8 +1034,6 @@ class Reader(WholeLanes):
         operations, count = self.function.operations, int(walk.counts[0, 0])
         if np.ptp(walk.counts) or count > MOST_WRITTEN_OUT:
             return False
-        if count == 1 and not any(o.name == "tt.dot" for o in op.within()):
-            return True  # one iteration does not show along which axis a load moves
         later = operations[operations.index(op) + 1 :] if op in operations else []
         if count <= MOST_UNROLLED and any(o.name == "tt.dot" for o in later):
             return True
