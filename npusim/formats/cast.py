@@ -292,8 +292,16 @@ def _apply_policy(values: Array, plan: CastPlan) -> Array:
     return _with_nan(values, plan)
 
 
+#: Dtypes whose elements numpy tests for Inf and NaN as they are: the tests raise no floating-point flag.
+_NATIVE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+#: Largest number of elements for which a mask is faster than `numpy.errstate` and a search for the smallest.
+FEW_VALUES = 8192
+
+
 def is_all_finite(values: Array) -> bool:
     """Return whether no element of an array in a format's dtype is Inf or NaN."""
+    if values.dtype in _NATIVE:
+        return bool(np.isfinite(values).all())
     if values.dtype != np.float16:
         with np.errstate(invalid="ignore"):
             return bool(np.isfinite(widen(values) if values.dtype.names else values).all())
@@ -303,11 +311,16 @@ def is_all_finite(values: Array) -> bool:
 
 def with_canonical_nan(values: Array, fmt: FloatFormat) -> Array:
     """Return float32 or float64 ``values``, overwritten where NaN: machines differ in its sign."""
-    # The smallest element is NaN if any element is; this is faster than a mask.
-    with np.errstate(invalid="ignore"):
-        if values.size == 0 or not np.isnan(values.min()):
+    if values.size <= FEW_VALUES:
+        if not (is_nan := np.isnan(values)).any():
             return values
-    values.view(fmt.bits_dtype)[np.isnan(values)] = fmt.canonical_nan_bits
+    else:
+        # The smallest element is NaN if any element is; for many elements this is faster than a mask.
+        with np.errstate(invalid="ignore"):
+            if not np.isnan(values.min()):
+                return values
+        is_nan = np.isnan(values)
+    values.view(fmt.bits_dtype)[is_nan] = fmt.canonical_nan_bits
     return values
 
 

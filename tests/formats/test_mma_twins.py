@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,16 @@ from hypothesis import strategies as st
 
 from npusim.errors import FormatError
 from npusim.formats import ARITHMETICS, cast, get_arithmetic, matmul
+from npusim.formats.mma_arithmetic import sums_key
 from tests.formats.mma_reference import matmul_reference
 
 from .families import FAMILIES, operands
 
 UNITS = sorted(ARITHMETICS)
+
+
+def by_sums(name: str) -> str:
+    return repr(sums_key(name))
 
 
 def patterns(array: Any, unit: Any) -> Any:
@@ -33,6 +39,31 @@ def test_kernels_and_integers_agree_on_every_family(name: str) -> None:
         fast = patterns(matmul(a, b, c, arithmetic=unit), unit)
         exact = matmul_reference(a[:2], b[:, :3], c[:2, :3], arithmetic=unit)
         np.testing.assert_array_equal(fast[:2, :3], patterns(exact, unit), err_msg=family)
+
+
+ALIKE = [names for _, same in groupby(sorted(UNITS, key=by_sums), by_sums) if len(names := list(same)) > 1]
+
+
+@pytest.mark.parametrize("names", ALIKE, ids=lambda names: names[0])
+def test_units_with_equal_sums_have_equal_bits(names: list[str]) -> None:
+    first = get_arithmetic(names[0])
+    for family in FAMILIES:
+        a, b, c = operands(family, first, (3, 2 * first.k, 5), 2)
+        expected = patterns(matmul(a, b, c, arithmetic=first), first)
+        for other in names[1:]:
+            np.testing.assert_array_equal(patterns(matmul(a, b, c, arithmetic=other), first), expected, err_msg=other)
+
+
+def test_units_differ_in_sums_if_a_parameter_or_a_row_for_two_formats_does() -> None:
+    """Hopper adds 16 products at once, Ampere 8; wgmma has FP8 rows of 13 fraction bits, mma.sync of 25."""
+    for one, other in (
+        ("ampere.mma.k16.f16.f32", "hopper.mma.k16.f16.f32"),
+        ("hopper.mma.k16.f16.f32", "hopper.mma.k16.f16.f16"),
+        ("hopper.mma.k32.e4m3.f32", "hopper.wgmma.k32.e4m3.f32"),
+        ("ascend.cube.k16.f16.f32", "ascend.cube_fma.k16.f16.f32"),
+    ):
+        assert sums_key(one) != sums_key(other)
+    assert sums_key("hopper.mma.k16.f16.f32") == sums_key("hopper.wgmma.k16.f16.f32")
 
 
 @settings(max_examples=60, deadline=None)

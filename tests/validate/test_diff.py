@@ -11,7 +11,9 @@ import pytest
 from npusim.config.problem import GemmProblem, Problem
 from npusim.errors import SpecError, TensorError
 from npusim.formats import get_format
+from npusim.program.numerics.evaluate import named_choices
 from npusim.program.numerics.input_tensors import recipe_source
+from npusim.program.numerics.paths import compute
 from npusim.report.findings import difference_table
 from npusim.report.text import plain
 from npusim.simulation.request import Request
@@ -135,6 +137,23 @@ def test_noise_has_no_nearest_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.nearest is None
     shown = plain(difference_table(Path("out.npz"), found))
     assert "no explanation: no change of a choice makes half of the differing outputs equal" in shown
+
+
+def test_matrix_arithmetic_with_several_names_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ada's tensor core adds as Ampere's does: both names explain an output of either, from one computation."""
+    names = {f"{maker}.mma.k16.f16.f32" for maker in ("ampere", "ada")}
+    computed = []
+
+    def recorded(program: Any, *more: Any) -> Any:
+        computed.extend(names & named_choices(program)[0].keys())
+        return compute(program, *more)
+
+    monkeypatch.setattr("npusim.studies.validate.diff.compute", recorded)
+    found = _diff(_ours(precision="arithmetic=ampere.mma.k16.f16.f32"))
+    alike = [e for e in found.explained if str(e.changes[0].value) in names]
+    assert {str(e) for e in alike} == {f"arithmetic={name}" for name in names}
+    assert len({e.parted for e in alike}) == 1
+    assert len(computed) == 1
 
 
 def test_the_nearest_is_never_another_makers_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ one sets the flag for which the vector unit waits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from npusim.late_methods import dataclass
@@ -28,12 +27,12 @@ class JointSlot:
     def fill(self, ring: Ring, name: str, shape: tuple[int, int, str]) -> RingTile:
         """Return the load queue's view of an input."""
         *before, last = self.offsets
-        tile = ring.fill(*shape, first=name == (before or [last])[0], last=name == last)
-        return replace(tile, offset_bytes=self.offsets[name])
+        first = (before or [last])[0]
+        return ring.fill(*shape, first=name == first, last=name == last, offset_bytes=self.offsets[name])
 
     def front(self, ring: Ring, name: str, shape: tuple[int, int, str]) -> RingTile:
         """Return the vector unit's view of an input; one operation reads all inputs of the slot."""
-        return replace(ring.front(*shape), offset_bytes=self.offsets[name])
+        return ring.front(*shape, offset_bytes=self.offsets[name])
 
 
 def joint_slots(sizes: Mapping[str, int], groups: Sequence[Sequence[str]], most: int, block: int) -> list[JointSlot]:

@@ -284,7 +284,6 @@ class HeldOutput:
         Programs of changes are not checked (`_holds`): a check takes longer than the bits, and few changes are
         reported.  Changes that cannot differ in bits (`_bits_key`) are computed once.
         """
-
         outcomes: dict[Hashable, tuple[int, int, str]] = {}
 
         def outcome(changes: tuple[Change, ...]) -> tuple[int, int, str]:
