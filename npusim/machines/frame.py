@@ -500,7 +500,7 @@ class Frame:
             p.arithmetic,
             tuple(p.arithmetic_by_format.items()),
         )
-        return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters, p.walks, p.still
+        return p.name, *tables, tuple(p.sizes.items()), tuple(tensors), parameters, p.walks, p.still, p.is_compiled
 
 
 def _longest(hulls: list[Span]) -> Iterator[Span]:

@@ -366,6 +366,9 @@ class Phase:
     compiled
         Digest of the choices of compiled code that decide bits, ``?`` if one is unknown; empty if there is no compiled
         code.
+    is_compiled
+        Whether a compiler, not the kernel's author, places the values of rows in memory: it may assign the bytes of a
+        dead value again.
     slice_elements
         Elements of the widest tile that a vector unit processes at a time; 0: the machine's default.
     pieces
@@ -410,6 +413,7 @@ class Phase:
     arithmetic: str = ""
     arithmetic_by_format: Mapping[str, str] = field(default_factory=dict)
     compiled: str = ""
+    is_compiled: bool = False
     slice_elements: int = 0
     pieces: Mapping[str, int] = field(default_factory=dict)
     is_named: bool = False

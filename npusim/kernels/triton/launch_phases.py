@@ -971,7 +971,7 @@ class LaunchGrid:
         flops = _flops(phase) if attention is None else None
         placed = r.placed_by_loads
         looked_up = frozenset(n for (n, _), x in zip(written.axes, r.loads.values(), strict=False) if x.line in placed)
-        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops, looked_up=looked_up)
+        phase = replace(phase, notes=tuple(dict.fromkeys(r.notes)), flops=flops, looked_up=looked_up, is_compiled=True)
         return (before, phase) if prelude else (phase,)
 
     def _axes_of_mask(self, known: KnownBlock) -> str:

@@ -307,12 +307,11 @@ class VectorShare:
 
     def _taking_turns(self, shapes: Mapping[str, tuple[int, int]], rest: int) -> dict[str, str]:
         """Return the names of values within a stage that use the tile of another name after its last use, each with
-        that name; none if all tiles, and ``rest`` bytes, fit.
-
-        A compiler assigns the bytes of dead values again; a kernel that is written by hand names its buffers, which is
-        assumed of all kernels that fit.
+        that name; none if all tiles, and ``rest`` bytes, fit, or if the kernel's author placed them.
         """
         frame, allocator, ub = self.frame, self.group.allocator, self.core.ub
+        if not frame.phase.is_compiled:
+            return {}
         sizes = {n: round_up(frame.size_bytes(n, rows * width), BLOCK_BYTES) for n, (rows, width) in shapes.items()}
         if allocator.used_bytes[ub] + sum(sizes.values()) + rest <= allocator.spaces[ub].capacity_bytes:
             return {}
