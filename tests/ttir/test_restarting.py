@@ -83,3 +83,16 @@ def test_integers_that_no_program_stores_are_said_to_be_minus_one() -> None:
     assert any(
         "5 of them never" in n and n.endswith("npusim returns -1, as integers have no NaN, there") for n in done.notes
     )
+
+
+def test_the_index_of_a_maximum_among_nan_is_said_to_depend_on_the_device() -> None:
+    """An H200 returns other indices for rows with NaN, by the order in which its lanes are compared."""
+    import npusim
+    from ttir import restarting_kernels as kernels
+
+    x = np.where(_AT % 3 == 0, np.nan, _X).astype(np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.largest_place[(1,)](x, _TABLE, np.zeros(1, np.int32))
+    done = npusim.run(calls[0], hw="h200", rows="all")
+    assert np.asarray(done.output).item() == np.nanargmax(x)
+    assert any("among elements with NaN depends on the device's order" in n for n in done.notes)
