@@ -87,3 +87,8 @@ def whole_of_subnormal(X, T, Y):
 def exclusive(X, T, Y):
     at = tl.program_id(0) * 16 + tl.arange(0, 16)
     tl.store(Y + at, (tl.load(X + at) * 1.0).to(tl.int32, bitcast=True), mask=at < 27)
+
+
+@triton.jit
+def largest_place(X, T, Y):
+    tl.store(Y, tl.argmax(tl.load(X + tl.arange(0, 16)), 0))

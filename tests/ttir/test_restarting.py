@@ -77,9 +77,24 @@ def test_integers_that_no_program_stores_are_said_to_be_minus_one() -> None:
     x = np.arange(1, 33, dtype=np.float32)
     with npusim.record(floats=True) as calls:
         kernels.exclusive[(2,)](x, _TABLE, np.zeros(32, np.int32))
-    done = npusim.run(calls[0], hw="h200", rows="all")
+    call: Any = calls[0]
+    done = npusim.run(call, hw="h200", rows="all")
     made = np.asarray(done.output).reshape(-1)
     assert np.array_equal(made[:27], x[:27].view(np.int32)) and np.all(made[27:] == -1)
     assert any(
         "5 of them never" in n and n.endswith("npusim returns -1, as integers have no NaN, there") for n in done.notes
     )
+
+
+def test_the_index_of_a_maximum_among_nan_is_said_to_depend_on_the_device() -> None:
+    """An H200 returns other indices for rows with NaN, by the order in which its lanes are compared."""
+    import npusim
+    from ttir import restarting_kernels as kernels
+
+    x = np.where(_AT % 3 == 0, np.nan, _X).astype(np.float32)
+    with npusim.record(floats=True) as calls:
+        kernels.largest_place[(1,)](x, _TABLE, np.zeros(1, np.int32))
+    call: Any = calls[0]
+    done = npusim.run(call, hw="h200", rows="all")
+    assert np.asarray(done.output).item() == np.nanargmax(x)
+    assert any("among elements with NaN depends on the device's order" in n for n in done.notes)

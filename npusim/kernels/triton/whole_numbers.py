@@ -643,6 +643,10 @@ class WholeNumbers(Arithmetic, ABC):
         best = self.values[op.results[0]]
         assert isinstance(best, Floats)
         if self._uses.get(op.results[1]):
+            why = (
+                "the index of a maximum or minimum among elements with NaN depends on the device's order of comparisons"
+            )
+            self.notes.append(f"{op.line}: {why}; npusim's is that of the first extreme number")
             self._place(op, largest, x, best, index)
         if not is_maximum:
             self.values[op.results[0]] = replace(best, text=f"({best.text} * -1.0)")
