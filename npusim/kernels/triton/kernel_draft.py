@@ -122,7 +122,8 @@ class Choices:
     ``loads_again``: a block that is combined with itself along its other axis is loaded twice, and vectors along rows
     and along columns of one tensor are separate loads. ``lanes``: blocks that are read lane by lane
     (`npusim.kernels.triton.whole_lanes`); None: no block. ``unrolls``: a loop of few iterations, with the same number
-    in every program, is written as its iterations one after another, if a mask of its loads has a lower bound.
+    in every program, is written as its iterations one after another, if a mask of its loads has a lower bound; so is a
+    loop of one iteration.
     ``converts_wide``: floats become integers of 16 bits instead of 8, and a store writes their low 8 bits (PTX).
     ``asked``: the choices in `WAYS` that a reading used; ``asked_of_code``: the choices in `OF_CODE` that any reading
     of the launch used.

@@ -229,6 +229,10 @@ class LaunchGrid:
             first = self.reader.program(int(np.argmax(is_idle)))
             why = f"{self.stored.line}: the loop has no iteration in {first}; return early from such a program"
             raise UnlikeProgramsError(why, self.reader.ids[is_idle])
+        once = self.reader.walks and self.reader.walks[0].most_once and self.reader.walks[0].loads
+        if once and self.walked not in self.sizes and not self.is_stacked:
+            why = "a loop of one iteration does not show along which axis its loads move, which is not supported here"
+            raise self._fault(self.stored.line, why)
         if self.walk and self.is_summed:
             if self.walked not in self.sizes:
                 why = "a sum of products along iterations that no factor has an axis for is not supported"

@@ -356,6 +356,7 @@ WAYS = (
     *_with("the part of a tensor that a loop visits apart", "", parts_by_loops=True),
     *_with("as written", "tensor"),
     *_with("elements by loaded integers as lists", "tensor", lists_elements=True),
+    *_with("loops of one iteration as that iteration", "", "tensor", when=_has_loops, unrolls=True),
     *_with("remainders as lists", "", "tensor", when=_has_remainders, lists_remainders=True),
     *_with("vectors of rows and of columns of one tensor as separate loads", "", "tensor", loads_again=True),
     *_with("first masked lanes chosen after a load", "", "tensor", chooses_lanes="first"),

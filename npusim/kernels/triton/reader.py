@@ -1015,13 +1015,11 @@ class Reader(WholeLanes):
         self.values |= {r: self.values[s] for r, s in zip(op.results, carried[1::2], strict=True)}
 
     def _is_once(self, op: Op, walk: Walk) -> bool:
-        """Return whether every program executes a loop once, and the loop is read as its one iteration.
-
-        One iteration does not show along which axis a load moves, and its lanes would have no axis of iterations.
-        Products keep the axis of their factors.
+        """Return whether every program executes a loop once, and the loop is read as its one iteration: if lanes are
+        read, which would have no axis of iterations, or if a way of reading asks for it.
         """
         is_by_lanes = bool(self.choices.way("lanes"))
-        if not walk.most_once or (not is_by_lanes and any(o.name == "tt.dot" for o in op.within())):
+        if not walk.most_once or not (is_by_lanes or self.choices.way("unrolls")):
             return False
         if is_by_lanes and np.ptp(walk.counts):
             raise op.fail("some programs execute this loop once, the others not at all; use an if in place of it")
