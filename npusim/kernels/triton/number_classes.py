@@ -1,7 +1,9 @@
-"""Functions of libdevice that test whether a float is NaN, infinite or finite, as comparisons.
+"""Functions of libdevice that test whether a float is NaN, infinite or finite, as comparisons; and the absolute value of
+an integer as the greater of the integer and its negative.
 
 ``isnan(x)`` is ``x != x``, ``isinf(x)`` is ``|x| == inf`` and ``finitef(x)`` is ``|x| < inf``; the results are the
-integers 0 and 1.  An ordered comparison with NaN is false.
+integers 0 and 1.  An ordered comparison with NaN is false.  The absolute value of the least integer is that integer, as
+in two's complement.
 """
 
 from __future__ import annotations
@@ -14,14 +16,26 @@ _CALL = re.compile(
     r"\((.*?)\) -> (tensor<[^>]*>|\w+)(.*)$",
     re.MULTILINE,
 )
+_ABSOLUTE = re.compile(r"^(\s*)(%[\w#-]+) = math\.absi (%[\w#-]+) : (tensor<[^>]*>|\w+)(.*)$", re.MULTILINE)
 #: These functions, by symbol.
 OF_CLASSES = ("__nv_isnanf", "__nv_isinff", "__nv_finitef")
 _RELATIONS = MappingProxyType({"isinf": "oeq", "finite": "olt"})
 
 
 def with_classes_compared(text: str) -> str:
-    """Return TTIR with comparisons in place of calls of these functions."""
+    """Return TTIR with comparisons in place of calls of these functions, and with maxima as absolute integers."""
+    text = _ABSOLUTE.sub(_greater, text) if "math.absi" in text else text
     return _CALL.sub(_compared, text) if "extern_elementwise" in text else text
+
+
+def _greater(op: re.Match[str]) -> str:
+    space, result, x, kind, place = op.groups()
+    lines = (
+        f"{result}_zero = arith.constant {'dense<0>' if kind.startswith('tensor') else 0} : {kind}",
+        f"{result}_negative = arith.subi {result}_zero, {x} : {kind}",
+        f"{result} = arith.maxsi {x}, {result}_negative : {kind}",
+    )
+    return "\n".join(f"{space}{line}{place}" for line in lines)
 
 
 def _compared(call: re.Match[str]) -> str:
