@@ -78,3 +78,10 @@ def padded_sinkhorn(X, Y, M: tl.constexpr, N: tl.constexpr, B: tl.constexpr, STE
         x = x / (tl.sum(x, axis=1)[:, None] + 1e-6)
         x = x / (tl.sum(x, axis=0)[None, :] + 1e-6)
     tl.store(Y + at, x, mask=mask)
+
+
+@triton.jit
+def sums_of_sums_down(X, R, D: tl.constexpr, B: tl.constexpr):
+    r, c = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, D)
+    x = tl.load(X + r[:, None] * D + c[None, :])
+    tl.store(R + r, tl.sum(tl.cumsum(x * 2.0, 0), 1))

@@ -104,3 +104,15 @@ class TestKernels:
         made, done = launched("padded_sinkhorn", (6,), words, hw)
         assert np.allclose(made["Y"], wanted, rtol=1e-5)
         assert done.numerics.error.rmse < 1e-6
+
+
+@pytest.mark.parametrize("hw", DEVICES[:2])
+def test_sums_along_rows_of_sums_down_them_are_refused(hw: str) -> None:
+    """A scan's result has the axes of its operand: both are turned, or none of them."""
+    from ttir import down_kernels
+
+    x = np.ones((16, 16), np.float32)
+    with npusim.record(floats=True) as calls:
+        down_kernels.sums_of_sums_down[(2,)](x, np.zeros(16, np.float32), 16, 8)
+    with pytest.raises(ProgramError, match=r"down_kernels\.py:\d+: tl\.cumsum is supported along the last axis only"):
+        npusim.run(calls[0], hw=hw)

@@ -1,5 +1,5 @@
-"""Functions of libdevice that test whether a float is NaN, infinite or finite, as comparisons; and the absolute value of
-an integer as the greater of the integer and its negative.
+"""Functions of libdevice that test whether a float is NaN, infinite or finite, as comparisons; and absolute values of
+integers, as the greater of an integer and its negative.
 
 ``isnan(x)`` is ``x != x``, ``isinf(x)`` is ``|x| == inf`` and ``finitef(x)`` is ``|x| < inf``; the results are the
 integers 0 and 1.  An ordered comparison with NaN is false.  The absolute value of the least integer is that integer, as

@@ -61,8 +61,8 @@ def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
 
 
 def reduces_down(function: Function) -> bool:
-    """Return whether a kernel reduces a block down its rows."""
-    return any(o.name == "tt.reduce" and _is_down(o) for o in _all(function.operations))
+    """Return whether a kernel reduces or scans a block down its rows."""
+    return any(o.name in _ALONG and _is_down(o) for o in _all(function.operations))
 
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:
@@ -118,8 +118,8 @@ def _components(operations: Sequence[Op], ranks: dict[str, int]) -> _Components:
             for each in zip(op.results, *(b[-1].operands for b in (op.body, op.otherwise) if b), strict=False):
                 roots.join(*each)
     for op in operations:
-        if op.name in ("tt.trans", "tt.expand_dims", *_ALONG, "scf.for", "scf.if", "scf.yield"):
-            continue
+        if op.name in ("tt.trans", "tt.expand_dims", "tt.reduce", "scf.for", "scf.if", "scf.yield"):
+            continue  # a scan's result has the axes of its operand
         blocks = [n for n in (*op.operands, *op.results) if ranks.get(n) == 2]
         blocks = [n for n in blocks if n not in op.operands[:2]] if op.name == "tt.dot" else blocks
         if blocks:
