@@ -292,7 +292,7 @@ def _pointer(x: Any) -> Any:
     return x.item() if isinstance(x, np.generic) else x
 
 
-def _without_tuples(arguments: Mapping[str, Any], text: str) -> dict[str, Any]:
+def _without_tuples(arguments: Mapping[str, object], text: str) -> dict[str, object]:
     """Return arguments with the elements of tuples in place of the tuples, by the names of the TTIR's parameters.
 
     Triton writes a parameter for each element of a tuple, in order, except for elements that it compiles into the code:
@@ -300,7 +300,7 @@ def _without_tuples(arguments: Mapping[str, Any], text: str) -> dict[str, Any]:
     """
     if not any(type(x) is tuple for x in arguments.values()) or not text:
         return dict(arguments)
-    names, result = list(read(text).parameters), dict[str, Any]()
+    names, result = list(read(text).parameters), dict[str, object]()
     for name, x in arguments.items():
         if type(x) is not tuple:
             result[name] = x
@@ -318,7 +318,7 @@ def _without_tuples(arguments: Mapping[str, Any], text: str) -> dict[str, Any]:
     return result
 
 
-def _leaves(x: Any) -> Iterator[Any]:
+def _leaves(x: tuple[object, ...]) -> Iterator[object]:
     """Yield the elements of a tuple, and of tuples in it."""
     for one in x:
         if type(one) is tuple:
@@ -327,7 +327,7 @@ def _leaves(x: Any) -> Iterator[Any]:
             yield one
 
 
-def _is_compiled(x: Any) -> bool:
+def _is_compiled(x: object) -> bool:
     """Return whether Triton compiles an element of a tuple into the code."""
     return x is None or isinstance(x, str) or type(x).__name__ == "constexpr" or (type(x) is int and x == 1)
 
