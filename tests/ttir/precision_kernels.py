@@ -54,3 +54,9 @@ def product_of_bytes(
             b = tl.interleave(b * 0.5, b).to(OF)
         sums = tl.dot(a, b, sums, out_dtype=SUM)
     tl.store(C + m[:, None] * N + n[None, :], sums)
+
+
+@triton.jit
+def rounded_down(X, Y, T: tl.constexpr, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(Y + i, tl.load(X + i).to(T, fp_downcast_rounding="rtz").to(tl.float32))

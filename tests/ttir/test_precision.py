@@ -220,3 +220,15 @@ def test_a_tile_less_deep_than_its_lanes_is_refused() -> None:
     where = r"precision_kernels\.py:\d+: .*not known \(mma_half\.k64/16\).*a depth of 32 or more"
     with pytest.raises(NpusimError, match=where):
         _turns("float16/int8/float16/joined/64/1", depth=16)
+
+
+@pytest.mark.parametrize("fmt", ["float16", "bfloat16", "float8e5"])
+def test_conversions_toward_zero_are_refused(fmt: str) -> None:
+    import triton.language as tl
+
+    from ttir import precision_kernels
+
+    with npusim.record() as calls:
+        precision_kernels.rounded_down[(1,)](np.ones(16, np.float32), np.ones(16, np.float32), getattr(tl, fmt), 16)
+    with pytest.raises(NpusimError, match=r'precision_kernels\.py:\d+: fp_downcast_rounding="rtz" is not supported'):
+        npusim.run(calls[0], hw="h200")

@@ -706,6 +706,8 @@ class Arithmetic(Draft, ABC):
 
     def _cast(self, op: Op, x: Known) -> None:
         fmt = shape_of(op.type)[1]
+        if "rounding = rtz" in op.text:
+            raise op.fail('fp_downcast_rounding="rtz" is not supported; npusim rounds to nearest even ("rtne")')
         if isinstance(x, Number):
             value = _rounded(x.value, fmt)
             self._set(op, replace(x, value=value, text=literal(value) if x.is_known and value != x.value else x.text))
