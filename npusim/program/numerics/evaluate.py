@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from npusim.errors import SpecError
+from npusim.errors import ProgramError, SpecError
 from npusim.formats import get_arithmetic
 from npusim.formats.cast import widen
 from npusim.program.ir.op import Opcode, Step
@@ -165,6 +165,11 @@ def evaluate(
         at = (batch, head, row, len(block))
         if exact_rows_of is not None:
             exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
+            if exact_rows[at].size != block.size:
+                parts = f"{block.size:,} elements of the output, and {exact_rows[at].size:,} in float64"
+                raise ProgramError(
+                    f"{program.name}: the kernel has {parts}: it was read in two ways; use another block"
+                )
             if halves[1] is not None:
                 halves[1](len(references) / len(written))
             references.append(exact_rows[at])
