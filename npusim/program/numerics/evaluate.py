@@ -165,11 +165,7 @@ def evaluate(
         at = (batch, head, row, len(block))
         if exact_rows_of is not None:
             exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
-            if exact_rows[at].size != block.size:
-                parts = f"{block.size:,} elements of the output, and {exact_rows[at].size:,} in float64"
-                raise ProgramError(
-                    f"{program.name}: the kernel has {parts}: it was read in two ways; use another block"
-                )
+            _check_exact(program, block, exact_rows[at])
             if halves[1] is not None:
                 halves[1](len(references) / len(written))
             references.append(exact_rows[at])
@@ -195,6 +191,13 @@ def evaluate(
         row_errors={at: row_errors(o, ref) for (at, o), ref in zip(written.items(), references, strict=True)},
         variants={n: x[:, :cols] for n, x in among.rows(done, inputs).items()},
     )
+
+
+def _check_exact(program: TileProgram, block: Array, exact: Array) -> None:
+    """Raise `ProgramError` for a float64 result of another size than the result."""
+    if exact.size != block.size:
+        parts = f"{block.size:,} elements of the output, and {exact.size:,} in float64"
+        raise ProgramError(f"{program.name}: npusim read {parts}, in two ways; use another block")
 
 
 def _other_errors(
