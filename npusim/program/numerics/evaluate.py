@@ -164,8 +164,7 @@ def evaluate(
     for (batch, head, row), block in written.items():
         at = (batch, head, row, len(block))
         if exact_rows_of is not None:
-            exact_rows[at] = exact_rows[at] if at in exact_rows else exact_rows_of(*at)
-            _check_exact(program, block, exact_rows[at])
+            exact_rows[at] = exact_rows[at] if at in exact_rows else _like(block, exact_rows_of(*at), program)
             if halves[1] is not None:
                 halves[1](len(references) / len(written))
             references.append(exact_rows[at])
@@ -193,11 +192,12 @@ def evaluate(
     )
 
 
-def _check_exact(program: TileProgram, block: Array, exact: Array) -> None:
-    """Raise `ProgramError` for a float64 result of another size than the result."""
+def _like(block: Array, exact: Array, program: TileProgram) -> Array:
+    """Return a float64 result; raise `ProgramError` if it has another size than the result."""
     if exact.size != block.size:
         parts = f"{block.size:,} elements of the output, and {exact.size:,} in float64"
         raise ProgramError(f"{program.name}: npusim read {parts}, in two ways; use another block")
+    return exact
 
 
 def _other_errors(
