@@ -825,7 +825,7 @@ def test_faulty_device_file_exits_with_2_and_names_the_line(elsewhere: Path) -> 
     result = _npusim("hw", "validate", "good.yaml", "bad.yaml")
     assert result.exit_code == 2
     assert "bad.yaml:3  clok_hz: unknown key. Did you mean `clock_hz`?" in result.stdout
-    assert "1 of 2 files are faulty" in result.stderr
+    assert "faulty files: 1 of 2" in result.stderr
     result = _npusim("hw", "validate", "bad.yaml", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["files"][0]["valid"] is False

@@ -124,7 +124,7 @@ def validate_devices(
     listed = [{"file": f, "valid": f not in faults, "faults": faults.get(f, [])} for f in files]
     show_either(json, lambda: document("hw.validate", files=listed), lambda: [Facts(tuple(facts))])
     if faults:
-        raise SpecError(f"{len(faults)} of {len(files)} files are faulty")
+        raise SpecError(f"faulty files: {len(faults)} of {len(files)}")
 
 
 @workload.verb("list", ("npusim workload list --json", "for a script"))

@@ -404,9 +404,9 @@ WRONG = (
     ("hw show ascend_910b2 -C x=1", "-C x=1: there is no key 'x'; allowed: schema, name,"),
     ("hw show ascend_910b2 --json --only links", "--only: --json prints every number"),
     ("hw validate", "Missing argument 'FILE...'."),
-    ("hw validate none.yaml", "1 of 1 files are faulty"),
-    ("hw validate empty.yaml w.yaml", "2 of 2 files are faulty"),
-    ("hw validate negative.yaml", "1 of 1 files are faulty"),
+    ("hw validate none.yaml", "faulty files: 1 of 1"),
+    ("hw validate empty.yaml w.yaml", "faulty files: 2 of 2"),
+    ("hw validate negative.yaml", "faulty files: 1 of 1"),
     # -------------------- workload
     ("workload", "Usage: npusim workload [OPTIONS] COMMAND [ARGS]..."),
     ("workload show", "Missing argument 'NAME|FILE'."),
