@@ -38,7 +38,7 @@ from npusim.report.text import (
     pre_html,
     whole,
 )
-from npusim.units import format_bytes
+from npusim.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from npusim.report.result_json import RunRecord
@@ -560,7 +560,8 @@ def _inputs_figure(c: Comparison) -> Iterator[Figure]:
     rows = [(key, *("-" if v is None else str(v) for v in values)) for key, values in c.differences.items()]
     table = Columns(*(Column(title, number) for number, title in enumerate(("input", *c.labels))))
     if rows:
-        yield Figure("inputs", f"{len(rows)} inputs that differ", "", None, table.grid(rows), is_folded=True)
+        title = f"{len(rows)} {plural(len(rows), 'input')} with unlike values"
+        yield Figure("inputs", title, "", None, table.grid(rows), is_folded=True)
 
 
 def _tiles(c: Comparison) -> Iterator[FigureTile]:

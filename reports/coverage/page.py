@@ -25,7 +25,7 @@ CONSTRUCTS: Mapping[str, str] = MappingProxyType(
         "Triton cannot compile": "no code by this release of Triton",
         "than the loop before it": "two loops over unlike tiles",
         "accumulate in float16": "integer products beside products that accumulate in float16",
-        "their axes differ": "a loop that some programs execute once and others more often",
+        "a factor of a product after a loop": "two loops over unlike tiles",
         "ids needed": "more flags than the device has",
         ".UB: ": "blocks that exceed a buffer of the device",
     }
