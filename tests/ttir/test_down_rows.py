@@ -106,6 +106,7 @@ class TestKernels:
         assert done.numerics.error.rmse < 1e-6
 
 
+@needs_triton
 @pytest.mark.parametrize("hw", DEVICES[:2])
 def test_sums_along_rows_of_sums_down_them_are_refused(hw: str) -> None:
     """A scan's result has the axes of its operand: both are turned, or none of them."""
