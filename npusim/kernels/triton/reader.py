@@ -606,10 +606,7 @@ class Reader(WholeLanes):
             before, self._only = self._only, every if self._only is None else self._only & every
             self.cuts.add(None)
             self._walk.done = np.asarray(self._only)
-            if np.all(np.sum(self._walk.done & (np.arange(every.shape[1]) < self._walk.counts), 1) <= 1):
-                raise op.fail(
-                    "an if that leaves at most one iteration of a loop is not supported; write it without a loop"
-                )
+            self._refuse_one_left(op, self._walk)
             self._branch(op, op.body)
             self._only = before
         elif not op.results and not op.otherwise and self._is_last(op) and every.shape[1] == 1 and self._walk is None:
@@ -747,6 +744,17 @@ class Reader(WholeLanes):
             left = tuple(lesser(x, y) for x, y in zip(a.limits(), b.limits(), strict=True))
             said = a.overflow or b.overflow
             self.values[r] = replace(a, base=np.where(every, a.base, b.base), left=left, overflow=said)
+
+    def _refuse_one_left(self, op: Op, walk: Walk) -> None:
+        """Refuse an if that leaves at most one iteration of a loop in every program: one iteration does not show along
+        which axis a load moves, unless the load is a factor of a product.
+        """
+        loop = next((o for o in self._loops if op in o.body), None)
+        has_products = loop is not None and any(o.name == "tt.dot" for o in loop.within())
+        is_visited = np.asarray(walk.done) & (np.arange(walk.most) < walk.counts)
+        if not has_products and np.all(is_visited.sum(1) <= 1):
+            why = "an if that leaves at most one iteration of a loop is not supported"
+            raise op.fail(f"{why}; write the iteration without a loop")
 
     def _is_skipped_else(self, op: Op) -> bool:
         """Return whether an if that is false leaves every state of its loop unchanged, and the loop stores nothing."""
