@@ -38,13 +38,13 @@ def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
     ``way``: one of `WAYS`; a reduction along the rows of a turned block becomes one down the rows of the result.  None
     if there is no such block.
     """
-    every = _all(function.operations)
+    every = every_of(function.operations)
     if not any(o.name in _ALONG and _is_down(o) for o in every) and not _left_factors(every):
         return None
     if way == ALL and any(o.name == "tt.dot" for o in every):
         return None
     operations = with_own_axes(function.operations)
-    every = _all(operations)
+    every = every_of(operations)
     ranks = {r: len(shape_of(t)[0]) for o in every for r, t in zip(o.results, _result_types(o), strict=False)}
     roots = _components(every, ranks)
     down = {roots(o.operands[0]) for o in every if o.name in _ALONG and _is_down(o)}
@@ -62,7 +62,7 @@ def with_turned_blocks(function: Function, way: str = ALONE) -> Function | None:
 
 def reduces_down(function: Function) -> bool:
     """Return whether a kernel reduces or scans a block down its rows."""
-    return any(o.name in _ALONG and _is_down(o) for o in _all(function.operations))
+    return any(o.name in _ALONG and _is_down(o) for o in every_of(function.operations))
 
 
 def _left_factors(operations: Sequence[Op]) -> set[str]:
@@ -71,10 +71,6 @@ def _left_factors(operations: Sequence[Op]) -> set[str]:
     factors = [result.get(o.operands[0]) for o in operations if o.name == "tt.dot"]
     turned = [result.get(o.operands[0]) for o in factors if o is not None and o.name == "tt.trans"]
     return {o.results[0] for o in turned if o is not None and not o.name.startswith(_GIVEN)}
-
-
-def _all(operations: Sequence[Op]) -> list[Op]:
-    return every_of(operations)
 
 
 def _is_down(op: Op) -> bool:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from npusim.late_methods import dataclass
+from npusim.program.ir.tile import RingTile
 from npusim.units import round_up
 
 if TYPE_CHECKING:
     from npusim.program.ir.buffers import Ring
-    from npusim.program.ir.tile import RingTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,17 @@ class JointSlot:
         """Return the load queue's view of an input."""
         *before, last = self.offsets
         first = (before or [last])[0]
-        return ring.fill(*shape, first=name == first, last=name == last, offset_bytes=self.offsets[name])
+        return self._view(ring, name, shape, is_producer=True, first=name == first, last=name == last)
 
     def front(self, ring: Ring, name: str, shape: tuple[int, int, str]) -> RingTile:
         """Return the vector unit's view of an input; one operation reads all inputs of the slot."""
-        return ring.front(*shape, offset_bytes=self.offsets[name])
+        return self._view(ring, name, shape, is_producer=False, first=True, last=True)
+
+    def _view(
+        self, ring: Ring, name: str, shape: tuple[int, int, str], *, is_producer: bool, first: bool, last: bool
+    ) -> RingTile:
+        rows, cols, fmt = shape
+        return RingTile(ring, is_producer, rows, cols, cols, fmt, self.offsets[name], first, last)
 
 
 def joint_slots(sizes: Mapping[str, int], groups: Sequence[Sequence[str]], most: int, block: int) -> list[JointSlot]:

@@ -74,36 +74,20 @@ class Ring:
         return self.offset_bytes + generation % self.depth * self.slot_bytes
 
     def fill(
-        self,
-        rows: int,
-        cols: int,
-        fmt: str,
-        *,
-        first: bool = True,
-        last: bool = True,
-        stride: int | None = None,
-        offset_bytes: int = 0,
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
         """Return the producer's view of its current slot; an operation with ``first`` waits for the slot, and one with
-        ``last`` commits it.  The view begins at ``offset_bytes`` of the slot.
+        ``last`` commits it.
         """
-        return self._tile(True, rows, cols, fmt, stride, first, last, offset_bytes)
+        return self._tile(True, rows, cols, fmt, stride, first, last)
 
     def front(
-        self,
-        rows: int,
-        cols: int,
-        fmt: str,
-        *,
-        first: bool = True,
-        last: bool = True,
-        stride: int | None = None,
-        offset_bytes: int = 0,
+        self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
     ) -> RingTile:
         """Return a consumer's view of its front slot; an operation with ``first`` waits for the slot, and one with
-        ``last`` releases it.  The view begins at ``offset_bytes`` of the slot.
+        ``last`` releases it.
         """
-        return self._tile(False, rows, cols, fmt, stride, first, last, offset_bytes)
+        return self._tile(False, rows, cols, fmt, stride, first, last)
 
     def peek(
         self, rows: int, cols: int, fmt: str, *, first: bool = True, last: bool = True, stride: int | None = None
@@ -114,17 +98,9 @@ class Ring:
         return replace(self._tile(False, rows, cols, fmt, stride, first, last), is_peek=True)
 
     def _tile(
-        self,
-        is_producer: bool,
-        rows: int,
-        cols: int,
-        fmt: str,
-        stride: int | None,
-        first: bool,
-        last: bool,
-        offset_bytes: int = 0,
+        self, is_producer: bool, rows: int, cols: int, fmt: str, stride: int | None, first: bool, last: bool
     ) -> RingTile:
-        return RingTile(self, is_producer, rows, cols, stride or cols, fmt, offset_bytes, first, last)
+        return RingTile(self, is_producer, rows, cols, stride or cols, fmt, 0, first, last)
 
 
 @dataclass
