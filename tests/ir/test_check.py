@@ -6,6 +6,7 @@ import numbers
 import pickle
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -328,7 +329,8 @@ def test_indices_are_integers() -> None:
 
 
 def test_bodies_of_equal_but_other_contents_are_not_one() -> None:
-    parts = (1, True, 1.0, 0, 0.0, -0.0, "1", Opcode.ADD, np.float32(1))
+    own = (None, flatten, partial(flatten, 1), partial(flatten, 1), Toy().queue)
+    parts = (1, True, 1.0, 0, 0.0, -0.0, "1", Opcode.ADD, np.float32(1), *own)
     statics = [wrap(p) for p in parts for wrap in (lambda p: p, lambda p: (p,), lambda p: frozenset({p}))]
     ats = [(1, (2,)), ((1,), 2), (1, 2), Part(1, 2)]
     keys = [Body(flatten, s, at).key for s in statics for at in ats]  # type: ignore[arg-type]

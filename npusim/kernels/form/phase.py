@@ -256,7 +256,7 @@ class WorkTile:
     @property
     def tile_count(self) -> int:
         """Number of tiles that the loop visits."""
-        return sum([run.count for run in self.runs])
+        return self.runs[0].count if len(self.runs) == 1 else sum([run.count for run in self.runs])
 
     @property
     def family(self) -> Hashable:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 from contextlib import contextmanager
 from dataclasses import field, fields, is_dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from numbers import Number
 from threading import Lock
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, dataclass_transform
 
 from npusim.identity import Itself
@@ -53,7 +54,8 @@ class SameBlocks(Itself):
         return bool(other.thing == self.thing if is_alike else [*other.thing] == [*self.thing])
 
 
-_SIMPLE = frozenset((int, str))
+#: Types whose values are keys of their own: no value of another type is equal to one of them.
+_SIMPLE = frozenset((int, str, type(None), partial, FunctionType, MethodType))
 
 
 def exact(value: object) -> Hashable:
@@ -61,10 +63,15 @@ def exact(value: object) -> Hashable:
     and -0.0 are two.
     """
     kind: type = type(value)
-    if kind is int or kind is str:
+    if kind in _SIMPLE:
         return value
     if type(value) is tuple:
-        return value if _SIMPLE.issuperset(map(type, value)) else tuple(map(exact, value))
+        simple = _SIMPLE
+        if simple.issuperset(map(type, value)):
+            return value
+        return tuple([v if type(v) in simple else exact(v) for v in value])
+    if type(value) is frozenset and _SIMPLE.issuperset(map(type, value)):
+        return value
     if isinstance(value, frozenset):
         return kind, frozenset(map(exact, value))
     if isinstance(value, tuple):

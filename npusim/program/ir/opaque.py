@@ -353,8 +353,8 @@ def form_of(value: object) -> Hashable:
     kind: type = type(value)
     if kind is int or kind is Coordinate:
         return None
-    if isinstance(value, tuple) and _is_tuple(kind):
-        return kind, *map(form_of, value)
+    if kind is tuple or (isinstance(value, tuple) and _is_tuple(kind)):
+        return kind, *[None if type(v) is int else form_of(v) for v in cast("tuple[object, ...]", value)]
     names = _field_names(kind)
     if names is None:
         raise ProgramError(
