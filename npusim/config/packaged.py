@@ -9,6 +9,7 @@ import csv
 import os
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -24,13 +25,15 @@ DEVICES = "npusim.devices"
 
 
 def entries(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, of all packages on the path."""
-    return _entries(group, tuple(sys.path))
+    """Return the entry points of one of npusim's groups, of all packages on the path."""
+    return _entries(tuple(sys.path)).get(group, ())
 
 
 @cache
-def _entries(group: str, _path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=group))
+def _entries(_path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of npusim's groups, by group: to read those of one group takes as long."""
+    every = entry_points()
+    return {name: tuple(every.select(group=name)) for name in every.groups if name.startswith("npusim.")}
 
 
 def installed(group: str) -> dict[str, str]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from simpy.core import Environment
-
 from npusim.errors import DeadlockError
 from npusim.program.ir.walk import required_count
 from npusim.program.timing.gpu_pipes import PIPE_BUSY, Pipes, ProcessorSharing, pipe_uses, span_of
@@ -368,6 +366,8 @@ class Dispatcher:
 
 class _Simulation:
     def __init__(self, streams: Streams, trace_groups: frozenset[int]) -> None:
+        from simpy.core import Environment  # not at the top: most runs simulate without SimPy
+
         self.streams, self.trace_groups = streams, trace_groups
         self.program, self.device = streams.program, streams.device
         self.env = Environment()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from npusim.config.core_units import GroupMatrixEngine, TurnoverPipe, WarpIssue
 from npusim.program.ir.tile_program import Share
-from npusim.program.timing.link import AFTER_ALL, Alarm, Wake
+from npusim.program.timing.link import Alarm, Wake
 from npusim.program.timing.timing_result import QueueUse, Span
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Pipes:
         self._waiting.append((index, customer))
         if not self._is_set:
             self._is_set = True
-            self._alarm.set(0, AFTER_ALL)
+            self._alarm.set(0, is_last=True)
 
     def book(self, op: TimedOp) -> None:
         """Count the busy time of an operation that waits for no pipe."""

@@ -15,21 +15,18 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from simpy.events import NORMAL, Event, EventPriority
-
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simpy import Environment
+    from simpy.events import Event
 
     from npusim.config.device import DeviceSpec
 
 #: Sub-units of a byte in the link's virtual clock.
 FRACTION_BITS = 20
-#: After all other events of a tick.
-AFTER_ALL = EventPriority(NORMAL + 1)
 #: Idle cycles that a link recovers, and the multiple of its rate while it does, if cores stay in step.
 NO_CATCH_UP = 0, 1
 
@@ -50,18 +47,22 @@ def catch_up(device: DeviceSpec, link: str) -> tuple[int, int]:
 class Alarm:
     """A SimPy event that one owner schedules repeatedly, at most once at a time."""
 
-    __slots__ = ("_callback", "_event", "_schedule")
+    __slots__ = ("_callback", "_event", "_priorities", "_schedule")
 
     def __init__(self, env: Environment, callback: Callable[[Event], None]) -> None:
+        # SimPy is imported by its first user: most runs simulate in compiled code, without it
+        from simpy.events import NORMAL, Event, EventPriority
+
         self._schedule, self._callback = env.schedule, [callback]
+        self._priorities = NORMAL, EventPriority(NORMAL + 1)
         self._event = Event(env)
         self._event._ok = True
         self._event._value = None
 
-    def set(self, delay: int, priority: EventPriority = NORMAL) -> None:
-        """Call back ``delay`` cycles from now."""
+    def set(self, delay: int, *, is_last: bool = False) -> None:
+        """Call back ``delay`` cycles from now; if it ``is_last``, after all other events of that tick."""
         self._event.callbacks = self._callback
-        self._schedule(self._event, priority, delay)
+        self._schedule(self._event, self._priorities[is_last], delay)
 
 
 class Wake:
