@@ -15,7 +15,6 @@ import npusim
 from npusim.errors import NpusimError
 from npusim.kernels.triton.addresses import as_addressed
 from npusim.kernels.triton.calls import read_calls
-from npusim.kernels.triton.live_tensors import of_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,22 +148,6 @@ def test_an_address_of_no_tensor_and_an_access_behind_a_tensor_are_refused() -> 
     assert "accesses memory by an address at which the recording found no tensor" in refused(call)
     call = recorded("doubled", (1,), {"address": 1 << 45, "out": out, "BLOCK": 64})
     assert "no address in it belongs to a tensor that the program has at the launch" in refused(call)
-
-
-def test_tensors_are_found_among_objects_whose_types_have_no_hash() -> None:
-    class Unhashable(type):
-        def __eq__(cls, other: object) -> bool:
-            raise AssertionError("a type of the program is not compared")
-
-        __hash__ = None  # type: ignore[assignment]
-
-    class Derived(np.ndarray[Any, Any]):
-        pass
-
-    tensors = [np.arange(2), np.arange(3).view(Derived)]
-    objects = [Unhashable("Own", (), {})(), tensors[0], 1, None, tensors[1], Unhashable("Other", (), {})()]
-    assert [id(x) for x in of_type(objects, np.ndarray)] == [id(x) for x in tensors]
-    assert [*of_type(objects[:1], np.ndarray)] == []
 
 
 def test_a_tensor_that_is_an_argument_in_two_ways_is_refused() -> None:

@@ -215,24 +215,11 @@ def _tensors() -> Iterator[object]:
     frames = [frame for top in sys._current_frames().values() for frame in _callers(top)]
     for frame in frames:
         yield from frame.f_locals.values()
-    objects, torch = gc.get_objects(), sys.modules.get("torch")
+    objects = gc.get_objects()
     for first in range(0, len(objects), _AT_ONCE):
         some = objects[first : first + _AT_ONCE]
-        if torch is not None:
-            yield from of_type(some, torch.Tensor)
-        yield from of_type(gc.get_referents(*some), np.ndarray)
-
-
-def of_type(objects: Sequence[object], wanted: type) -> Iterator[object]:
-    """Yield the objects of a type or of one derived from it; each type of an object is examined once.
-
-    Millions of objects have a few thousand types, which may not be hashable: their metaclass is the program's.
-    """
-    kinds = [*map(type, objects)]
-    known = dict(zip(map(id, kinds), kinds, strict=True))
-    numbers = {number for number, kind in known.items() if issubclass(kind, wanted)}
-    if numbers:
-        yield from (x for x, kind in zip(objects, kinds, strict=True) if id(kind) in numbers)
+        yield from (x for x in some if _is_torch(x))
+        yield from (x for x in gc.get_referents(*some) if issubclass(type(x), np.ndarray))
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
