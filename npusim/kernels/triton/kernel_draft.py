@@ -67,6 +67,10 @@ class UnlikeProgramsError(ProgramError):
         self.some = frozenset(map(tuple, some.tolist()))
 
 
+class NoStoreError(ProgramError):
+    """The programs that are read store nothing."""
+
+
 #: The choices in which ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
 WAYS = frozenset(
     {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}
