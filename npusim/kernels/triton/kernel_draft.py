@@ -67,6 +67,10 @@ class UnlikeProgramsError(ProgramError):
         self.some = frozenset(map(tuple, some.tolist()))
 
 
+class UnsupportedError(ProgramError):
+    """An operation that no way to read a launch supports."""
+
+
 class NoStoreError(ProgramError):
     """The programs that are read store nothing."""
 

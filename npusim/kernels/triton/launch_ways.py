@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.addresses import is_further
-from npusim.kernels.triton.kernel_draft import Choices, LaneReading, NoStoreError, UnlikeProgramsError
+from npusim.kernels.triton.kernel_draft import Choices, LaneReading, NoStoreError, UnlikeProgramsError, UnsupportedError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import Check, LaunchGrid, placed
@@ -35,8 +35,9 @@ from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
-#: Errors that precede those of other ways: programs that do different things, then accesses of integers.
-_FIRST = (UnlikeProgramsError, KnownKernelError)
+#: Errors that precede those of other ways: operations that no way supports, programs that do different things, then
+#: accesses of integers.
+_FIRST = (UnsupportedError, UnlikeProgramsError, KnownKernelError)
 
 
 class _Prepared(NamedTuple):

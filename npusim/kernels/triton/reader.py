@@ -35,6 +35,7 @@ from npusim.kernels.triton.kernel_draft import (
     Load,
     NoStoreError,
     Stored,
+    UnsupportedError,
     Walk,
     plain_name,
 )
@@ -575,7 +576,7 @@ class Reader(WholeLanes):
         self._executed.add(id(op))
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
-                raise op.fail(why)
+                raise UnsupportedError(str(op.fail(why)))
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
         if op.name in _TURNING and any(map(_is_turned, operands)) and all(map(_can_turn, operands)):
