@@ -153,7 +153,8 @@ class Way(NamedTuple):
     """A way to read a launch, and the condition for trying it; a way that fails returns no blocks or raises
     `ProgramError`.
 
-    ``is_reported``: whether its fault may be reported as the fault of the launch.
+    ``is_reported``: whether its fault may be reported as the fault of the launch; that of an operation that no way
+    supports always is.
     """
 
     name: str
@@ -174,7 +175,7 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
             except NoStoreError:
                 raise
             except ProgramError as error:
-                if way.is_reported:
+                if way.is_reported or isinstance(error, UnsupportedError):
                     tries.note(error)
     assert tries.fault is not None
     raise tries.fault from None
