@@ -220,7 +220,7 @@ class BlockPlaces:
             depth,
             producers=producers,
             consumers=consumers or readers,
-            flag="scoreboard" if space == RF else "binary",
+            flag="scoreboard",
             peeks=readers if is_viewed else (),
         )
 

@@ -120,7 +120,7 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
     """Raise :class:`FlagError` if the rings of one phase need more flags than the device has.
 
     A binary ring uses one id per slot from each producer to each consumer, and the same number in the other direction;
-    a counter ring uses one id in each direction, and its count is at most its depth. Registers with a scoreboard use
+    a counter ring uses one id in each direction, and its count is at most its depth. A ring with a scoreboard uses
     none.
     """
     event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
