@@ -87,6 +87,7 @@ def test_binary_rings_need_an_id_a_slot_between_each_ordered_pair_of_pipes() -> 
     )
     with pytest.raises(FlagError, match=r"9 ids needed .*, 8 available; load fewer operands in a kernel: each has one"):
         check(flags_program([1] * 9, "binary"), AMPLE)
+    check(flags_program([3, 4, 2], "scoreboard"), AMPLE)
 
 
 def test_ids_of_one_pair_do_not_count_for_another() -> None:

@@ -161,3 +161,55 @@ def by_a_constant(X, Y, Z, d, D: tl.constexpr, B: tl.constexpr):
     x = tl.load(X + at)
     tl.store(Y + at, x / D)
     tl.store(Z + at, x / d)
+
+
+@triton.jit
+def cache_and_tail(Cache, Out, Begin, Count, Page, SIZE, D: tl.constexpr, B: tl.constexpr):
+    """Pages as one sequence after another; the last programs store zeros behind them, and share a return."""
+    page, batch, last = tl.program_id(0), tl.program_id(1), tl.num_programs(1) - 1
+    lane, c = tl.arange(0, B), tl.arange(0, D)
+    if batch == last:
+        begin = tl.load(Begin + last - 1) + tl.load(Count + last - 1)
+        if page * B >= SIZE - begin:
+            return
+        at = page * B + lane
+        zeros = tl.zeros((B, D), dtype=tl.float32)
+        tl.store(Out + (begin + at[:, None]) * D + c[None, :], zeros, mask=(at < SIZE - begin)[:, None])
+        return
+    count = tl.load(Count + batch)
+    if page * B >= count:
+        return
+    at = page * B + lane
+    x = tl.load(Cache + tl.load(Page + batch * 2 + page) * B * D + lane[:, None] * D + c[None, :])
+    tl.store(Out + (tl.load(Begin + batch) + at[:, None]) * D + c[None, :], x * 2.0, mask=(at < count)[:, None])
+
+
+@triton.jit
+def marked_rows(X, Y, Mark, used, rows, N, B: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Squares of the rows that a table marks, in a loop under two ifs."""
+    if tl.program_id(0) >= used:
+        return
+    for row in tl.range(tl.program_id(0), rows, PROGRAMS):
+        if row < used:
+            mark = tl.load(Mark + row)
+            if mark >= 0:
+                for n in tl.range(0, N, B):
+                    o = n + tl.arange(0, B)
+                    x = tl.maximum(tl.load(X + row * N + o, mask=o < N), 0.0)
+                    tl.store(Y + row * N + o, x * x, mask=o < N)
+
+
+@triton.jit
+def many_results(X, A, B, C, D, E, F, G, H, J, BLOCK: tl.constexpr):
+    """Nine results of one block: more than a pair of queues has flags."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(X + at)
+    tl.store(A + at, x + 1.0)
+    tl.store(B + at, x + 2.0)
+    tl.store(C + at, x + 3.0)
+    tl.store(D + at, x + 4.0)
+    tl.store(E + at, x + 5.0)
+    tl.store(F + at, x + 6.0)
+    tl.store(G + at, x + 7.0)
+    tl.store(H + at, x + 8.0)
+    tl.store(J + at, x + 9.0)

@@ -282,6 +282,25 @@ def test_a_files_only_call_runs_without_its_number_with_floats_too(tmp_path: Pat
     assert errors[0] == errors[1]
 
 
+def test_options_are_those_that_triton_compiles(tmp_path: Path) -> None:
+    import runpy
+
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL.format("tl.store(Y + i, x)"))
+    kernel = runpy.run_path(str(path))["kernel"]
+    x = np.zeros(256, np.float32)
+    options: list[dict[str, int]] = [{"num_stages": 0}, {"maxnreg": 256}, {"num_warps": 3}]
+    with npusim.record() as calls:
+        for each in options:
+            kernel[(2,)](x, x.copy(), np.arange(256, dtype=np.int32), 256, B=128, **each)
+    none, most, refused = (call.configurations[0] for call in read_calls(calls.save(tmp_path / "c.npz")))
+    assert none.options["num_stages"] == 1
+    assert "num_stages=0 is read as num_stages=1" in none.notes[0]
+    assert most.options["maxnreg"] == 256
+    assert not most.refused
+    assert refused.refused == "kernel: num_warps=3; allowed: 1, 2, 4, 8, 16, 32"
+
+
 def test_what_a_launch_is_is_said_in_one_place() -> None:
     """The sign between a file and a launch is in no other file of the package."""
     package = Path(npusim.__file__).parent

@@ -163,3 +163,36 @@ def test_a_division_by_a_constant_is_a_product_with_its_inverse_rounded_once() -
     assert np.array_equal(made["Y"].astype(np.float32), x * inverse)
     assert not np.array_equal(made["Z"], made["Y"])
     assert np.allclose(made["Z"], made["Y"], rtol=3e-7)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_branches_that_share_a_return(hw: str) -> None:
+    block, d, size = 8, 16, 30
+    begin, count = np.array([0, 11], np.int32), np.array([11, 13], np.int32)
+    pages, cache = np.array([[3, 1], [0, 4]], np.int32), normal(1, 6, block, d)
+    wanted = np.zeros((size, d))
+    for i in range(2):
+        for at in range(count[i]):
+            wanted[begin[i] + at] = 2.0 * cache[pages[i, at // block], at % block]
+    words = {"Cache": cache, "Out": np.zeros((size, d), np.float32), "Begin": begin, "Count": count, "Page": pages}
+    check("cache_and_tail", (2, 3), {**words, "SIZE": size, "D": d, "B": block}, {"Out": wanted}, hw)
+
+
+@pytest.mark.parametrize("hw", in_turn(DEVICES))
+def test_programs_that_store_nothing_are_left_out(hw: str) -> None:
+    x, mark = normal(1, 8, 60), np.array([0, 3, -1, 2, 5, -1, -1, -1], np.int32)
+    wanted = np.where(
+        (mark >= 0)[:, None] & (np.arange(8) < 6)[:, None], np.maximum(x.astype(np.float64), 0) ** 2, np.nan
+    )
+    words = {"X": x, "Y": np.zeros_like(x), "Mark": mark, "used": 6, "rows": 8, "N": 60, "B": 64, "PROGRAMS": 8}
+    done = check("marked_rows", (8,), words, {"Y": wanted}, hw)
+    assert any("4 of 8 programs store nothing" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_more_results_than_flags(hw: str) -> None:
+    x, names = normal(1, 256), "ABCDEFGHJ"
+    words = {"X": x, **{n: np.zeros_like(x) for n in names}, "BLOCK": 64}
+    wanted = {n: x.astype(np.float64) + i for i, n in enumerate(names, 1)}
+    done = check("many_results", (4,), words, wanted, hw)
+    assert any("results share" in note for note in done.notes) == (hw != "h200")

@@ -324,7 +324,7 @@ def _configuration(of: Mapping[str, Any], texts: Sequence[str], named: set[str] 
         raise ValueError(f"ttir: {number}; allowed: 0 to {len(texts) - 1}, an index into the file's list of texts")
     text = "" if number is None else texts[number]
     options = {n: _whole(n, x) for n, x in _object("options", of["options"]).items()}
-    if why := refused_option(options):
+    if not of["refused"] and (why := refused_option(options)):
         raise ValueError(why)
     constants = {n: _value(n, x) for n, x in _object("constants", of["constants"]).items()}
     if unknown := [n for n in constants if named is not None and n not in named]:

@@ -214,11 +214,12 @@ def _is_aligned(value: object) -> bool:
 
 
 #: Options of a launch that are not parameters of the kernel but change its code, with the values that are compiled: a
-#: block has at most 1,024 threads, a thread at most 255 registers, and a cluster at most 16 blocks (CUDA); a pipeline
-#: with more stages than fit in a multiprocessor's memory takes minutes to compile.
+#: block has at most 1,024 threads, and a cluster at most 16 blocks (CUDA); a pipeline with more stages than fit in a
+#: multiprocessor's memory takes minutes to compile. A thread has at most 255 registers: kernels also write the limit
+#: 256, which ptxas accepts.
 OPTIONS: Mapping[str, Sequence[int]] = MappingProxyType(
     {"num_warps": (1, 2, 4, 8, 16, 32), "num_stages": range(1, 17), "num_ctas": (1, 2, 4, 8, 16)}
-    | {"maxnreg": range(1, 256), "enable_fp_fusion": (0, 1)}
+    | {"maxnreg": range(1, 257), "enable_fp_fusion": (0, 1)}
 )
 #: Values of options of a ``triton.Config`` that are not named, except warps and stages (triton 3.6).
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -234,6 +235,15 @@ def refused_option(options: Mapping[str, Any]) -> str:
             some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
             return f"{name}={value!r}; allowed: {some or 'no such option'}"
     return ""
+
+
+def compiled_options(options: Mapping[str, int]) -> tuple[Mapping[str, int], tuple[str, ...]]:
+    """Return the options of a launch as they are compiled, and the notes on those that differ: Triton's compiler
+    pipelines no loop with 0 stages, as with 1.
+    """
+    if options.get("num_stages") != 0:
+        return options, ()
+    return {**options, "num_stages": 1}, ("num_stages=0 is read as num_stages=1: Triton pipelines no loop with either",)
 
 
 _CHILD = Path(__file__).with_name("compiler_process.py")

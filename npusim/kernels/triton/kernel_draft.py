@@ -67,6 +67,14 @@ class UnlikeProgramsError(ProgramError):
         self.some = frozenset(map(tuple, some.tolist()))
 
 
+class UnsupportedError(ProgramError):
+    """An operation that no way to read a launch supports."""
+
+
+class NoStoreError(ProgramError):
+    """The programs that are read store nothing."""
+
+
 #: The choices in which ways to read a launch differ (`npusim.kernels.triton.launch_ways`).
 WAYS = frozenset(
     {"lists_elements", "parts_by_loops", "lists_remainders", "chooses_lanes", "cuts", "listed_rows", "lists_in_order"}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from npusim.errors import ProgramError
 from npusim.kernels.triton.added_parts import PartsApart, PartsError, atomics_apart, has_atomics, parts_apart
 from npusim.kernels.triton.addresses import is_further
-from npusim.kernels.triton.kernel_draft import Choices, LaneReading, UnlikeProgramsError
+from npusim.kernels.triton.kernel_draft import Choices, LaneReading, NoStoreError, UnlikeProgramsError, UnsupportedError
 from npusim.kernels.triton.known_kernels import KnownKernelError, known_kernels
 from npusim.kernels.triton.launch_axes import UnplacedError
 from npusim.kernels.triton.launch_phases import Check, LaunchGrid, placed
@@ -35,8 +35,9 @@ from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
-#: Errors that precede those of other ways: programs that do different things, then accesses of integers.
-_FIRST = (UnlikeProgramsError, KnownKernelError)
+#: Errors that precede those of other ways: operations that no way supports, programs that do different things, then
+#: accesses of integers.
+_FIRST = (UnsupportedError, UnlikeProgramsError, KnownKernelError)
 
 
 class _Prepared(NamedTuple):
@@ -152,7 +153,8 @@ class Way(NamedTuple):
     """A way to read a launch, and the condition for trying it; a way that fails returns no blocks or raises
     `ProgramError`.
 
-    ``is_reported``: whether its fault may be reported as the fault of the launch.
+    ``is_reported``: whether its fault may be reported as the fault of the launch; that of an operation that no way
+    supports always is.
     """
 
     name: str
@@ -170,8 +172,10 @@ def _first_read(ways: Sequence[Way], tries: _Tries) -> list[LaunchGrid]:
                     if tries.check is not None:
                         tries.check(result)
                     return result
+            except NoStoreError:
+                raise
             except ProgramError as error:
-                if way.is_reported:
+                if way.is_reported or isinstance(error, UnsupportedError):
                     tries.note(error)
     assert tries.fault is not None
     raise tries.fault from None
@@ -185,8 +189,15 @@ def _whole(tries: _Tries, changes: Mapping[str, Any]) -> list[LaunchGrid]:
 def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[LaunchGrid]:
     """Read a kernel for each tensor, or each store."""
     parts = tries.of_stores if each_of == "store" else tries.of_tensors
-    made = [tries.read(part, replace(tries.choices, **changes)) for part in parts]
-    if made:
+    made, idle = list[LaunchGrid](), list[NoStoreError]()
+    for part in parts:
+        try:
+            made.append(tries.read(part, replace(tries.choices, **changes)))
+        except NoStoreError as error:  # the programs do not reach the stores of this part
+            idle.append(error)
+    if idle and not made:
+        raise idle[0]
+    if len(made) > 1:
         called = "tensor that it stores" if each_of == "tensor" else each_of
         why = (
             f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
@@ -238,18 +249,27 @@ def _by_programs(tries: _Tries) -> list[LaunchGrid]:
     if not some or not others:
         return []
     tries.fault = None  # the kinds that are left to read
-    made = list[LaunchGrid]()
+    made, idle, nothing = list[LaunchGrid](), 0, None
     for programs in sorted((some, others), key=len, reverse=True):
         own = replace(choices, programs=programs)
-        made += _kernels(tries.of(tries.function, tries.arguments, own, fewer=1))
-    if choices.programs:
+        try:
+            made += _kernels(tries.of(tries.function, tries.arguments, own, fewer=1))
+        except NoStoreError as error:
+            idle, nothing = idle + len(programs), error
+    if not made:
+        assert nothing is not None
+        raise nothing
+    at = f"{fault}".partition(": ")[0]
+    if idle:
+        why = f"{idle:,} of {len(every):,} programs store nothing; the time is without them"
+        made[0].reader.notes.append(f"{at}: {tries.function.name}: {why}")
+    if choices.programs or len(made) < 2:
         return made
     counts = ", ".join(str(each.reader.programs) for each in made)
     why = (
         f"programs take different branches: npusim treats the kernel as {len(made)} kernels, of {counts} "
         "programs; `output` has the rows of the first"
     )
-    at = f"{fault}".partition(": ")[0]
     made[0].reader.notes.append(f"{at}: {tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
     return made
 

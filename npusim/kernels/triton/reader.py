@@ -28,7 +28,17 @@ from npusim.kernels.triton.element_wise import elements_in
 from npusim.kernels.triton.flat_indices import FlatBlock, flat_blocks, on_rows_and_columns
 from npusim.kernels.triton.grouped_blocks import with_groups
 from npusim.kernels.triton.integers import bits_of, within
-from npusim.kernels.triton.kernel_draft import Choices, KnownBlock, LaneReading, Load, Stored, Walk, plain_name
+from npusim.kernels.triton.kernel_draft import (
+    Choices,
+    KnownBlock,
+    LaneReading,
+    Load,
+    NoStoreError,
+    Stored,
+    UnsupportedError,
+    Walk,
+    plain_name,
+)
 from npusim.kernels.triton.loaded_again import with_loads_again
 from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.masked_sums import with_masked_terms
@@ -281,7 +291,7 @@ class Reader(WholeLanes):
         self._check_uncut()
         self._check_accessed()
         if not self.stored:
-            raise ProgramError(f"{function.operations[-1].line}: {function.name} stores nothing")
+            raise NoStoreError(f"{function.operations[-1].line}: {function.name} stores nothing")
         self._drop_states()
         self._drop_statements()
         self._drop_unread()
@@ -478,7 +488,7 @@ class Reader(WholeLanes):
             returns = [n for n in names if [o.name for o in named[n][1:]] == ["tt.return"]]
             every, none = answers(self._condition(op, self.values[op.operands[0]]))
             if len(returns) != 1 and (np.all(every) or np.all(none)):
-                rest = _continued(named, *(names if np.all(every) else names[::-1]))
+                rest = _continued(named, names[0] if np.all(every) else names[1])
                 continue
             if np.any(~every & ~none) or every.shape[1] > 1:
                 raise op.fail("the condition of a branch differs between elements of a block; use tl.where")
@@ -488,8 +498,7 @@ class Reader(WholeLanes):
                 )
             is_left = np.broadcast_to(every if returns[0] == names[0] else none, (len(self.ids), 1))[:, 0]
             self._return(op, is_left)
-            # several branches may share one return
-            rest = [o for n in sorted(named, key=returns.__contains__) for o in named[n]]
+            rest = _continued(named, names[returns[0] == names[0]])
 
     def _return(self, op: Op, is_left: Booleans) -> None:
         """Continue without the programs that have ended."""
@@ -567,7 +576,7 @@ class Reader(WholeLanes):
         self._executed.add(id(op))
         for refused, why in _REFUSED.items():
             if op.name.startswith(refused):
-                raise op.fail(why)
+                raise UnsupportedError(str(op.fail(why)))
         operands = [] if op.name in _LOOPS else [self.values[n] for n in op.operands]
         method = getattr(self, f"_{family}_{name}", None)
         if op.name in _TURNING and any(map(_is_turned, operands)) and all(map(_can_turn, operands)):
@@ -1271,15 +1280,18 @@ def _transposed(x: Known) -> Known:
     return reshaped(x, x.shape[::-1], lambda s, _: s[::-1]) if isinstance(x, Number | Condition) else x
 
 
-def _continued(blocks: Mapping[str, list[Op]], one: str, other: str) -> list[Op]:
-    """Return the operations after a branch after which all programs continue with the ``one`` block, and none with the
-    other.
+def _continued(blocks: Mapping[str, list[Op]], one: str) -> list[Op]:
+    """Return the operations after a branch after which all programs continue with the ``one`` block: those of the
+    blocks that may follow, with blocks that only return, which several branches may share, at the end.
     """
-    if blocks[one][-1].name == "tt.return":
-        return blocks[one]
-    later = [o for n, b in blocks.items() if n != one for o in b[1:]]
-    is_left = any(re.search(rf"\{other}\b", o.text) for o in (*blocks[one][1:], *later))
-    return [*blocks[one], *(o for n, b in blocks.items() if n != one and (is_left or n != other) for o in b)]
+    reached, left = set[str](), [one]
+    while left:
+        n = left.pop()
+        reached.add(n)
+        left += [x for x in re.findall(r"\^bb\d+", blocks[n][-1].text) if x not in reached]
+    later = [n for n in blocks if n in reached and n != one]
+    later.sort(key=lambda n: [o.name for o in blocks[n][1:]] == ["tt.return"])
+    return [o for n in (one, *later) for o in blocks[n]]
 
 
 def _words(text: str) -> set[str]:

@@ -23,7 +23,15 @@ from npusim.config.load import load_device
 from npusim.errors import NpusimError, SpecError
 from npusim.formats.float_format import format_of_dtype
 from npusim.kernels.triton.calls import INTEGERS, MOST_PROGRAMS, Argument, Call, CallConfiguration, Calls
-from npusim.kernels.triton.compiler import OPTIONS, compiled_text, gpu_target, place_of, refused_option, ttir_of
+from npusim.kernels.triton.compiler import (
+    OPTIONS,
+    compiled_options,
+    compiled_text,
+    gpu_target,
+    place_of,
+    refused_option,
+    ttir_of,
+)
 from npusim.kernels.triton.live_tensors import UnreadAddressError, with_other_formats, with_tensors
 from npusim.kernels.triton.releases import release
 from npusim.kernels.triton.ttir_text import read
@@ -134,7 +142,7 @@ class Recorder:
         ) as error:  # the launch is listed as one that npusim does not read
             recorded, text, refused = {}, "", str(error)
         constants = {n: _plain(x) for n, x in (self._chosen or {}).items() if n in bound}
-        configuration = CallConfiguration(text, numbers, launched.options, constants, refused)
+        configuration = CallConfiguration(text, numbers, launched.options, constants, refused, launched.notes)
         if tuning is not None:
             call = self.calls[tuning]
             self.calls[tuning] = replace(call, configurations=(*call.configurations, configuration))
@@ -236,9 +244,11 @@ class Launched:
     """A stand-in for a compiled kernel, with the attributes that programs read, and its launch."""
 
     def __init__(
-        self, recorder: Recorder, function: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
+        self, recorder: Recorder, function: Any, arguments: Mapping[str, Any], given: Mapping[str, int]
     ) -> None:
-        self._recorder, self.function, self.arguments, self.options = recorder, function, arguments, options
+        self._recorder, self.function, self.arguments, self._given = recorder, function, arguments, given
+        options, self.notes = compiled_options(given)
+        self.options: Mapping[str, int] = options
 
     def ttir(self) -> tuple[str, str]:
         """Return the TTIR, and Triton's message if it refuses the kernel."""
@@ -252,7 +262,7 @@ class Launched:
         def launch(*args: Any, **given: Any) -> Launched:
             names = list(self.arguments)
             bound = {**self.arguments, **dict(zip(names, args, strict=False)), **given}
-            launched = Launched(self._recorder, self.function, bound, self.options)
+            launched = Launched(self._recorder, self.function, bound, self._given)
             self._recorder.add(launched, grid)
             return launched
 

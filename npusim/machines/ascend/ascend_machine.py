@@ -356,9 +356,9 @@ class AscendMachine(Machine):
                     "the device has"
                 )
         for writer, (phase, _) in zip(result.writers, listed, strict=True):
-            if slots := writer.joint_slots:
+            for what, slots in writer.joint_slots.items():
                 said.append(
-                    f"{phase.name}: {sum(map(len, slots))} inputs share {len(slots)} "
+                    f"{phase.name}: {sum(len(slot.offsets) for slot in slots)} {what} share {len(slots)} "
                     f"slot{'s' * (len(slots) > 1)}: one slot each would need more flags than the device has"
                 )
         built = [writer.build(phase.cells) for writer, (phase, _) in zip(result.writers, listed, strict=True)]

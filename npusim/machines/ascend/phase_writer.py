@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from npusim.kernels.form.phase import Phase, Stage
     from npusim.machines.ascend.group import AscendGroup
+    from npusim.machines.ascend.joint_slots import JointSlot
     from npusim.machines.ascend.product_plan import AscendTiling
     from npusim.program.ir.op import TileOp
     from npusim.program.ir.tile_program import ProgramPhase
@@ -88,9 +89,10 @@ class AscendPhase:
         return self.phase.loops[0].stages if self.frame.loop_axis else ()
 
     @property
-    def joint_slots(self) -> list[tuple[str, ...]]:
-        """The inputs that share each shared slot of a vector core."""
-        return [tuple(slot.offsets) for slot in self.vectors[0].shared] if self.vectors else []
+    def joint_slots(self) -> dict[str, list[JointSlot]]:
+        """The shared slots of a vector core, by what they contain: inputs or results; only those that it has."""
+        of = {"inputs": self.vectors[0].joint, "results": self.vectors[0].joint_outs} if self.vectors else {}
+        return {what: list({id(slot): slot for slot in slots.values()}.values()) for what, slots in of.items() if slots}
 
     def build(self, blocks: Sequence[WorkTile]) -> ProgramPhase:
         """Return the phase of the program; ``blocks`` are in the order in which core groups get them."""

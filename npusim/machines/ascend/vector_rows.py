@@ -131,8 +131,8 @@ class VectorShare:
         self.outs: dict[str, Ring] = {}
         self.masks: dict[str, Ring] = {}
         self.single = self._single(stages)
-        self.shared = self._joint(stages)
-        self.joint = {n: slot for slot in self.shared for n in slot.offsets}
+        self.joint = {n: slot for slot in self._joint_inputs(stages) for n in slot.offsets}
+        self.joint_outs = {n: slot for slot in self._joint_outputs(stages) for n in slot.offsets}
         for s in stages:
             self._place_ends(s, stages)
         for s in stages:
@@ -166,25 +166,39 @@ class VectorShare:
         spare = flags.usable_event_ids_count.value - len(inputs) - len(masks) if flags else len(twice)
         return {n for n in inputs if n not in twice[: max(0, spare)]}
 
-    def _joint(self, stages: Sequence[RowsStage]) -> list[JointSlot]:
+    def _joint_inputs(self, stages: Sequence[RowsStage]) -> list[JointSlot]:
         """Return the slots that inputs share if inputs and masks, one slot each, need more flags than the device
         has.
         """
-        frame, flags = self.frame, self.group.device.flags
-        names = frame.phase.names
+        frame = self.frame
         others = len({n for s in stages for n in s.masks if frame.is_loaded(n)}) + len(self.tiling.spilled)
-        others += sum(bool(what.first) for what in names.values())
-        readers = {n: [s for s in stages if n in s.inputs] for s in stages for n in s.inputs if n not in self.dropped}
-        if not flags or len(readers) + others <= flags.usable_event_ids_count.value:
-            return []
+        others += sum(bool(what.first) for what in frame.phase.names.values())
         moved = {n for s in stages for n in s.moved.values()}
+        sizes = {n: frame.row_bytes(n, self._tallest(n, stages)) for s in stages for n in s.inputs}
+        sizes = {n: size for n, size in sizes.items() if n not in self.dropped}
+        return self._joint([s.inputs for s in stages], sizes, moved, others)
+
+    def _joint_outputs(self, stages: Sequence[RowsStage]) -> list[JointSlot]:
+        """Return the slots that results share if results, one slot each, need more flags than the device has."""
+        made = [[n for n in s.outputs if n not in s.moved] for s in stages]
+        sizes = {n: 0 for names in made for n in names}
+        for s, names in zip(stages, made, strict=True):
+            sizes |= {n: max(sizes[n], self.frame.row_bytes(n, s.height)) for n in names}
+        return self._joint(made, sizes, set(), len(self.tiling.spilled))
+
+    def _joint(
+        self, lists: Sequence[Sequence[str]], sizes: Mapping[str, int], moved: Collection[str], others: int
+    ) -> list[JointSlot]:
+        """Return the slots that names share; ``lists``: those of each stage, ``others``: other rings of the queues."""
+        flags = self.group.device.flags
+        if not flags or len(sizes) + others <= flags.usable_event_ids_count.value:
+            return []
         groups = dict[tuple[int, ...], list[str]]()
-        for n, of in readers.items():
+        for n in sizes:
             if n not in moved:
-                groups.setdefault(tuple(map(id, of)), []).append(n)
-        orders = [[[n for n in s.inputs if n in group] for s in readers[group[0]]] for group in groups.values()]
+                groups.setdefault(tuple(i for i, names in enumerate(lists) if n in names), []).append(n)
+        orders = [[[n for n in lists[i] if n in group] for i in at] for at, group in groups.items()]
         alike = [first for first, *more in orders if all(x == first for x in more)]
-        sizes = {n: frame.row_bytes(n, self._tallest(n, stages)) for n in readers}
         most = flags.usable_event_ids_count.value // self._joint_depth - others
         return joint_slots(sizes, alike, most, BLOCK_BYTES)
 
@@ -220,11 +234,17 @@ class VectorShare:
                 depth = self.depth if self.is_alone or (s.outputs and n not in self.single) else 1
                 self.ins[n] = ring(core.ub, self._ring(n, "in"), size, depth, core.load, core.vector)
         for n in s.outputs:
-            if n not in s.moved and n not in self.outs:
-                depth = 1 if s.stage in frame.phase.finish or frame.phase.is_recurrent else self.depth
-                size = frame.row_bytes(n, s.height)
-                self._share_ring(self.outs, n, size, s.outputs)
-            if n not in s.moved and n not in self.outs:
+            depth = 1 if s.stage in frame.phase.finish or frame.phase.is_recurrent else self.depth
+            size = frame.row_bytes(n, s.height)
+            if n in s.moved or n in self.outs:
+                continue
+            if slot := self.joint_outs.get(n):
+                ends = core.vector, core.store
+                shared = ring(core.ub, self._ring(n, "out"), slot.size_bytes, min(depth, self._joint_depth), *ends)
+                self.outs |= dict.fromkeys(slot.offsets, shared)
+                continue
+            self._share_ring(self.outs, n, size, s.outputs)
+            if n not in self.outs:
                 self.outs[n] = ring(core.ub, self._ring(n, "out"), size, depth, core.vector, core.store)
 
     def _share_ring(self, rings: dict[str, Ring], n: str, size: int, together: Collection[str]) -> None:
@@ -436,9 +456,9 @@ class VectorShare:
                 views[n] = self._share(n, block, tile, part)
                 continue
             ring, shape = self.ins[n], self._shape(n, block, tile, part)
-            joint = self.joint.get(n) or JointSlot({n: 0})
-            views[n], source = joint.front(ring, n, shape), self._outside(n, block, tile, part)
-            yield move(f"{self.frame.label(n)}.load", self.core.load, joint.fill(ring, n, shape), source)
+            joint, source = self.joint.get(n) or JointSlot({n: 0}), self._outside(n, block, tile, part)
+            views[n], loaded = (of(ring, n, shape, is_load=True) for of in (joint.work, joint.transfer))
+            yield move(f"{self.frame.label(n)}.load", self.core.load, loaded, source)
         again = [n for n in self.spilled if n in s.stage.read]
         for n in again:
             whole = self._held(n, part, is_write=False)
@@ -447,7 +467,8 @@ class VectorShare:
             views[n] = slot.front(part.rows, whole.cols, whole.fmt)
         for n in s.outputs:
             if n not in s.moved:
-                views[n] = self.outs[n].fill(*self._shape(n, block, tile, part))
+                joint, shape = self.joint_outs.get(n) or JointSlot({n: 0}), self._shape(n, block, tile, part)
+                views[n] = joint.work(self.outs[n], n, shape, is_load=False)
         for n in s.masks:
             if self.frame.is_everywhere(n) or (n in tile.only and not self.frame.is_loaded(n)):
                 views[n] = self.frame.mask_cut(n, block, tile, (part.row, part.rows))
@@ -465,7 +486,8 @@ class VectorShare:
             if n in s.stage.written:
                 yield self._spill(n, part)
         for n in s.outputs:
-            done = views[s.moved[n]] if n in s.moved else self.outs[n].front(*self._shape(n, block, tile, part))
+            joint, shape = self.joint_outs.get(n) or JointSlot({n: 0}), self._shape(n, block, tile, part)
+            done = views[s.moved[n]] if n in s.moved else joint.transfer(self.outs[n], n, shape, is_load=False)
             target = self._outside(n, block, tile, part)
             yield move(f"{self.frame.label(n)}.store", self.core.store, target, done)
 

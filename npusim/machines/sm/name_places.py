@@ -173,7 +173,9 @@ class BlockPlaces:
                 size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
                 name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code or decided.state_loop else 1
                 warps, storer = self.warps[g : g + 1], (self.storer,)
-                left[n, g] = self.core.allocator.ring(RF, name, size, slots, producers=warps, consumers=storer)
+                left[n, g] = self.core.allocator.ring(
+                    RF, name, size, slots, producers=warps, consumers=storer, flag="scoreboard"
+                )
         return left
 
     def _late(self) -> dict[Stage, tuple[str, ...]]:
@@ -218,6 +220,7 @@ class BlockPlaces:
             depth,
             producers=producers,
             consumers=consumers or readers,
+            flag="scoreboard",
             peeks=readers if is_viewed else (),
         )
 

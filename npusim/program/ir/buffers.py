@@ -21,7 +21,7 @@ from npusim.units import format_bytes, round_up
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-FlagKind = Literal["binary", "counter"]
+FlagKind = Literal["binary", "counter", "scoreboard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class Ring:
     """``depth`` slots of ``slot_bytes`` in one memory, which producers pass to consumers in order.
 
     ``flag`` is the kind of signal: ``binary`` event flags between the pipes of one core (one id per slot and
-    direction), or ``counter`` flags between cores (one ready and one free counter).  A consumer of a counter ring
-    signals every ``period`` releases.  ``peeks`` are consumers that also read each slot before they release it, with a
-    separate cursor (:meth:`peek`).
+    direction), ``counter`` flags between cores (one ready and one free counter), or the ``scoreboard`` of a
+    multiprocessor, which has no flags: an instruction waits until its registers are loaded or stored, and warps wait
+    for groups of copies to shared memory.  A consumer of a counter ring signals every ``period`` releases.  ``peeks``
+    are consumers that also read each slot before they release it, with a separate cursor (:meth:`peek`).
     """
 
     name: str

@@ -120,13 +120,16 @@ def check_flags(rings: Iterable[Ring], flags: FlagsSpec) -> None:
     """Raise :class:`FlagError` if the rings of one phase need more flags than the device has.
 
     A binary ring uses one id per slot from each producer to each consumer, and the same number in the other direction;
-    a counter ring uses one id in each direction, and its count is at most its depth.
+    a counter ring uses one id in each direction, and its count is at most its depth. A ring with a scoreboard uses
+    none.
     """
     event_ids, counter_ids = flags.usable_event_ids_count.value, flags.cross_core_ids_count.value
     pairs: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
     counters: list[str] = []
     for ring in sorted(rings, key=lambda r: r.name):
         ends = [(p, c) for p in ring.producers for c in ring.consumers if p != c]
+        if ring.flag == "scoreboard":
+            continue
         if ring.flag == "counter":
             counters += [f"{ring.name} ready", f"{ring.name} free"]
             if ring.depth > flags.cross_core_counter_max_count.value:
