@@ -364,11 +364,8 @@ def ttir_of(
     ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches with
     the same compilation, filled here.
     """
-    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
-    backend = backends.make_backend(target)
-    bind = jit.create_function_from_signature(function.signature, function.params, backend)
     try:
-        bound, special, _ = bind(**arguments)
+        backend, bound, special = _bound(function, arguments, target)
         key = id(function), repr(special)
         if key not in known:
             _, *signature = function._pack_args(backend, fused(options), bound, special, {})
@@ -377,6 +374,22 @@ def ttir_of(
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
         return "", _told(error, Source(*place_of(function), ()))
     return str(known[key][0]), ""
+
+
+def kinds_of(function: Any, arguments: Mapping[str, Any], target: Any) -> dict[str, Any]:
+    """Return Triton's types of the arguments of a launch, by parameter: a tuple for a tuple, and ``constexpr`` for one
+    that is compiled into the code; arguments as in `ttir_of`, which has compiled the launch.
+    """
+    _, bound, special = _bound(function, arguments, target)
+    return {n: kind for n, (kind, *_) in zip(bound, special, strict=True)}
+
+
+def _bound(function: Any, arguments: Mapping[str, Any], target: Any) -> tuple[Any, Any, Any]:
+    """Return Triton's backend, the arguments of a launch, and what their types and values select."""
+    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
+    backend = backends.make_backend(target)
+    bound, special, _ = jit.create_function_from_signature(function.signature, function.params, backend)(**arguments)
+    return backend, bound, special
 
 
 def place_of(function: Any) -> tuple[str, str, int]:
