@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 from weakref import finalize
 
 from npusim import cache
@@ -376,7 +376,14 @@ def ttir_of(
     return str(known[key][0]), ""
 
 
-def kinds_of(function: Any, arguments: Mapping[str, Any], target: Any) -> dict[str, Any]:
+class _Signed(Protocol):
+    """The properties of a ``JITFunction`` by which Triton binds the arguments of a launch."""
+
+    signature: object
+    params: object
+
+
+def kinds_of(function: _Signed, arguments: Mapping[str, Any], target: object) -> dict[str, object]:
     """Return Triton's types of the arguments of a launch, by parameter: a tuple for a tuple, and ``constexpr`` for one
     that is compiled into the code; arguments as in `ttir_of`, which has compiled the launch.
     """
@@ -384,7 +391,7 @@ def kinds_of(function: Any, arguments: Mapping[str, Any], target: Any) -> dict[s
     return {n: kind for n, (kind, *_) in zip(bound, special, strict=True)}
 
 
-def _bound(function: Any, arguments: Mapping[str, Any], target: Any) -> tuple[Any, Any, Any]:
+def _bound(function: _Signed, arguments: Mapping[str, Any], target: object) -> tuple[Any, Any, Any]:
     """Return Triton's backend, the arguments of a launch, and what their types and values select."""
     jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
     backend = backends.make_backend(target)

@@ -34,7 +34,7 @@ from npusim.kernels.triton.compiler import (
 )
 from npusim.kernels.triton.live_tensors import UnreadAddressError, with_other_formats, with_tensors
 from npusim.kernels.triton.releases import release
-from npusim.kernels.triton.ttir_text import read
+from npusim.kernels.triton.ttir_text import read, shape_of
 from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def _pointer(x: Any) -> Any:
     return x.item() if isinstance(x, np.generic) else x
 
 
-def _by_parameter(arguments: Mapping[str, object], kinds: Mapping[str, Any], text: str) -> dict[str, object]:
+def _by_parameter(arguments: Mapping[str, object], kinds: Mapping[str, object], text: str) -> dict[str, object]:
     """Return arguments by the names of the TTIR's parameters, with the elements of tuples in place of the tuples.
 
     Triton writes a parameter for each element of a tuple, in order, except for elements that it compiles into the code
@@ -324,14 +324,15 @@ def _by_parameter(arguments: Mapping[str, object], kinds: Mapping[str, Any], tex
             if kind == "constexpr":
                 continue
             result[rest[0]] = one
-            is_descriptor = parameters[rest[0]].startswith("!tt.tensordesc")
-            del rest[: 1 + (2 * len(one.shape) if is_descriptor else 0)]  # with the sizes and strides of its tensor
+            written = parameters[rest[0]]
+            sides = 2 * len(shape_of(written)[0]) if written.startswith("!tt.tensordesc") else 0
+            del rest[: 1 + sides]  # with the sizes and strides of a descriptor's tensor
     return result
 
 
-def _leaves(kind: Any, x: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(kind: object, x: object) -> Iterator[tuple[object, object]]:
     """Yield the elements of a tuple, and of tuples in it, with their types; any other argument itself."""
-    if not isinstance(kind, tuple):
+    if not isinstance(kind, tuple) or not isinstance(x, tuple):
         yield kind, x
         return
     for each in zip(kind, x, strict=True):
