@@ -147,3 +147,11 @@ def of_tuples(X, results, steps, sizes, B: tl.constexpr):
     x = tl.load(X + p * steps[0] + i * steps[1], mask=i < sizes[1], other=0.0)
     tl.store(results[0] + p * sizes[1] + i, x * 2.0, mask=i < sizes[1])
     tl.store(results[1] + p * sizes[1] + i, x + sizes[0], mask=i < sizes[1])
+
+
+@triton.jit
+def of_like_names(X, X_0, scales: tl.constexpr, Y, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a = tl.load(X[0] + i, mask=i < n, other=0.0)
+    b = tl.load(X[1] + i, mask=i < n, other=0.0)
+    tl.store(Y + i, a * scales[0] + b * scales[1] + tl.load(X_0 + i, mask=i < n, other=0.0), mask=i < n)

@@ -238,3 +238,13 @@ def unlike_tiles(X, Y, n, N: tl.constexpr, KIND: tl.constexpr, B: tl.constexpr):
         else:
             out = tl.where(row + i < 3, out + x, out)
     tl.store(Y + row * n + column, out, mask=column < n)
+
+
+@triton.jit
+def exchanged(X, Y):
+    tl.atomic_xchg(Y + tl.program_id(0), tl.load(X + tl.program_id(0)))
+
+
+@triton.jit
+def added_up(X, Y):
+    tl.atomic_add(Y, tl.load(X + tl.program_id(0)) + tl.load(X) * 2)

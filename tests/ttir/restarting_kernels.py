@@ -92,3 +92,14 @@ def exclusive(X, T, Y):
 @triton.jit
 def largest_place(X, T, Y):
     tl.store(Y, tl.argmax(tl.load(X + tl.arange(0, 16)), 0))
+
+
+@triton.jit
+def weighted_by_column(X, Y, c, T, R: tl.constexpr, C: tl.constexpr):
+    """Sums of tiles whose columns a mask ends, with a maximum of columns times their numbers."""
+    i, j = tl.arange(0, R)[:, None], tl.arange(0, C)[None]
+    acc = tl.zeros([R, C], tl.float32)
+    for t in range(T):
+        x = tl.load(X + (tl.program_id(0) * T + t) * R * c + i * c + j, mask=j < c, other=0.0)
+        acc += x + tl.max(x * (j + 1).to(tl.float32), 0)[None]
+    tl.store(Y + tl.program_id(0) * R * c + i * c + j, acc, mask=j < c)

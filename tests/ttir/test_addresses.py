@@ -274,3 +274,15 @@ def test_elements_of_tuples_are_arguments(hw: str) -> None:
     made = stored(npusim.run(call, hw=hw, rows="all"), {n: t.data for n, t in call.tensors.items()})
     assert np.array_equal(made["results"], 2 * x)
     assert np.array_equal(made["results_0"], x + 4)
+
+
+@HARDWARE
+def test_parameters_of_a_tuple_and_of_other_arguments_are_told_apart(hw: str) -> None:
+    from ttir.stored import stored
+
+    a, b, c = (np.arange(40, dtype=np.float32) + n for n in range(3))
+    words = {"X": (a, b), "X_0": c, "scales": (2, 3), "Y": np.zeros(40, np.float32), "n": 40, "B": 16}
+    call = recorded("of_like_names", (3,), words)
+    assert list(call.tensors) == ["X", "X_0", "X_0_1", "Y"]
+    made = stored(npusim.run(call, hw=hw, rows="all"), {n: t.data for n, t in call.tensors.items()})
+    assert np.array_equal(made["Y"], 2 * a + 3 * b + c)

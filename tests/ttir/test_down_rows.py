@@ -115,5 +115,5 @@ def test_sums_along_rows_of_sums_down_them_are_refused(hw: str) -> None:
     x = np.ones((16, 16), np.float32)
     with npusim.record(floats=True) as calls:
         down_kernels.sums_of_sums_down[(2,)](x, np.zeros(16, np.float32), 16, 8)
-    with pytest.raises(ProgramError, match=r"down_kernels\.py:\d+: tl\.cumsum is supported along the last axis only"):
+    with pytest.raises(ProgramError, match=r"down_kernels\.py:\d+: tl\.cumsum down the rows of this block is not"):
         npusim.run(calls[0], hw=hw)

@@ -210,6 +210,15 @@ def refused(kernel: str, grid: tuple[int, ...], **words: Any) -> str:
     return str(error.value)
 
 
+def test_what_a_kernel_of_only_integers_cannot_do_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from npusim.kernels.triton import known_kernels
+
+    x, y = (np.arange(4, dtype=np.int32) for _ in "xy")
+    assert "the atomic operation exch of integers is not supported" in refused("exchanged", (4,), X=x, Y=y)
+    monkeypatch.setattr(known_kernels, "MOST_OPERATIONS", 20)
+    assert "more than 20 operations in all programs" in refused("added_up", (4,), X=x, Y=y)
+
+
 def test_integers_that_depend_on_the_order_of_programs_are_refused() -> None:
     x, y = (np.arange(4, dtype=np.int32) for _ in "xy")
     assert "another program" in refused("overtaken", (4,), X=x, Y=y, n=4)

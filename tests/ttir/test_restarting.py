@@ -98,3 +98,15 @@ def test_the_index_of_a_maximum_among_nan_is_said_to_depend_on_the_device() -> N
     done = npusim.run(call, hw="h200", rows="all")
     assert np.asarray(done.output).item() == np.nanargmax(x)
     assert any("among elements with NaN depends on the device's order" in n for n in done.notes)
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+def test_known_tiles_whose_last_group_is_shorter(hw: str) -> None:
+    """The numbers of columns, as a tensor along the tiles of a loop, end within the last tile."""
+    from ttir import restarting_kernels as kernels
+
+    x = np.random.default_rng(3).standard_normal((2, 2, 4, 13)).astype(np.float32)
+    given = {"X": x, "Y": np.zeros((2, 4, 13), np.float32), "c": 13, "T": 2, "R": 4, "C": 16}
+    made = stored_by(kernels.weighted_by_column, (2,), hw, given)["Y"]
+    wanted = (x + (x * np.arange(1, 14)).max(2, keepdims=True)).sum(1)
+    assert np.allclose(made, wanted, atol=1e-5)

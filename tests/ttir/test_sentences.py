@@ -159,6 +159,18 @@ def test_outputs_that_no_program_writes_are_said_by_name_and_count() -> None:
         assert all(f": Y, Z: the grid of 7x1x1 programs {left}: npusim returns NaN there" in n for n in said)
 
 
+def test_programs_that_begin_behind_the_end_of_a_tensor_leave_no_element_out() -> None:
+    from ttir.plain_kernels import add
+
+    x, out = drawn(10), np.zeros(10, np.float32)
+    for n, left in ((10, []), (8, ["writes 8 of 10 elements, 2 of them never, first row 0, column 8"])):
+        with npusim.record(floats=True) as calls:
+            add[(3,)](x, x, out, n, BLOCK=16)
+        notes = npusim.run(calls[0], hw="h200", rows="all").notes
+        said = [note for note in notes if "of them never" in note]
+        assert len(said) == len(left) and all(some in note for some, note in zip(left, said, strict=True))
+
+
 def test_a_loop_that_is_written_out_without_end_is_refused_before_it_is_compiled() -> None:
     x, begun = drawn(256), monotonic()
     with pytest.raises(

@@ -269,7 +269,7 @@ def test_indices_of_tiles_that_begin_behind_the_first_element(hw: str) -> None:
             "float32",
             "tl.cat is not supported, because the order of its elements is undefined; store both blocks",
         ),
-        ("counted", "int32", "the only supported atomic is tl.atomic_add of floats .*; store each program.s part"),
+        ("counted", "int32", "the only supported atomics are tl.atomic_add of floats .*; store each program.s part"),
     ],
 )
 def test_what_is_not_read_says_what_to_write(name: str, fmt: str, why: str) -> None:

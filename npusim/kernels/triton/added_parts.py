@@ -25,6 +25,12 @@ from npusim.kernels.triton.values import Affine, Integers
 MOST_COLUMNS = 4096
 ATOMIC = "tt.atomic_rmw"
 _ADDS = f"{ATOMIC} fadd"
+#: The refusal of other atomic operations.
+ONLY = (
+    "the only supported atomics are tl.atomic_add of floats without use of the old value that it returns, and those of "
+    "kernels that have only integers, all known at launch; store each program's part, and add the parts in a second "
+    "kernel"
+)
 
 
 class PartsError(ProgramError):
@@ -157,8 +163,7 @@ def _added_tensor(
     """
     read_names = {n for o in every for n in o.operands}
     if any(not o.text.startswith(_ADDS) or read_names.intersection(o.results) for o in atomics):
-        why = "the only supported atomic is tl.atomic_add of floats without use of the old value that it returns"
-        raise atomics[0].fail(f"{why}; store each program's part, and add the parts in a second kernel")
+        raise atomics[0].fail(ONLY)
     sources = sources_of(function.operations)
     roots = set[str]().union(*(roots_of(o.operands[0], sources) for o in atomics))
     accessed = {r for o in every if o.name in ("tt.load", "tt.store") for r in roots_of(o.operands[0], sources)}

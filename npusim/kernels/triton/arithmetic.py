@@ -1025,8 +1025,11 @@ class Arithmetic(Draft, ABC):
             return
         if not isinstance(x, Floats):
             raise op.fail("only tl.cumsum of floats is supported as a scan")
-        if op.number("axis") != len(x.axes) - 1 or x.axes[-1] is None:
-            raise op.fail("tl.cumsum is supported along the last axis only, and not of equal elements")
+        if op.number("axis") != len(x.axes) - 1:
+            why = "tl.cumsum down the rows of this block is not supported beside the kernel's other operations on it"
+            raise op.fail(f"{why}; store the block, and add up its rows in a second kernel")
+        if x.axes[-1] is None:
+            raise op.fail("tl.cumsum of equal elements is not supported; multiply by the indices instead")
         self._refuse_anew(op, x.axes[-1])
         self._note_reduced(op, x.axes)
         direction = "reverse=True" if is_reversed else ""

@@ -24,7 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 from weakref import finalize
 
 from npusim import cache
@@ -374,11 +374,8 @@ def ttir_of(
     ``arguments``: for all parameters; an argument with ``data_ptr()`` is a tensor.  ``known``: results of launches with
     the same compilation, filled here.
     """
-    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
-    backend = backends.make_backend(target)
-    bind = jit.create_function_from_signature(function.signature, function.params, backend)
     try:
-        bound, special, _ = bind(**arguments)
+        backend, bound, special = _bound(function, arguments, target)
         key = id(function), repr(special)
         if key not in known:
             _, *signature = function._pack_args(backend, fused(options), bound, special, {})
@@ -387,6 +384,29 @@ def ttir_of(
     except Exception as error:  # noqa: BLE001 - whatever the compiler says
         return "", _told(error, Source(*place_of(function), ()))
     return str(known[key][0]), ""
+
+
+class _Signed(Protocol):
+    """The properties of a ``JITFunction`` by which Triton binds the arguments of a launch."""
+
+    signature: object
+    params: object
+
+
+def kinds_of(function: _Signed, arguments: Mapping[str, Any], target: object) -> dict[str, object]:
+    """Return Triton's types of the arguments of a launch, by parameter: a tuple for a tuple, and ``constexpr`` for one
+    that is compiled into the code; arguments as in `ttir_of`, which has compiled the launch.
+    """
+    _, bound, special = _bound(function, arguments, target)
+    return {n: kind for n, (kind, *_) in zip(bound, special, strict=True)}
+
+
+def _bound(function: _Signed, arguments: Mapping[str, Any], target: object) -> tuple[Any, Any, Any]:
+    """Return Triton's backend, the arguments of a launch, and what their types and values select."""
+    jit, backends = import_module("triton.runtime.jit"), import_module("triton.compiler.compiler")
+    backend = backends.make_backend(target)
+    bound, special, _ = jit.create_function_from_signature(function.signature, function.params, backend)(**arguments)
+    return backend, bound, special
 
 
 def place_of(function: Any) -> tuple[str, str, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import product
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,6 +268,9 @@ def _matrices(batch: Array, head: Array, here: Array) -> Iterator[tuple[int, int
 class ExactProgram:
     """One program of a launch: every operation is evaluated at its place."""
 
+    #: What the program is evaluated for, as refusals say it.
+    purpose: ClassVar[str] = "in float64"
+
     def __init__(self, operations: Sequence[Op], memory: LaunchMemory, ids: Sequence[int], grid: Sequence[int]) -> None:
         self.memory, self.ids, self.grid = memory, ids, grid
         self.memory.own.clear()
@@ -312,7 +315,7 @@ class ExactProgram:
             return self._float(_FUNCTIONS[op.name], x[0])
         if op.name in _SHAPED:
             return self._shaped(op, x[0])
-        raise op.fail(f"npusim cannot evaluate {op.name} in float64")
+        raise op.fail(f"npusim cannot evaluate {op.name} {self.purpose}")
 
     @staticmethod
     def _float(function: Callable[..., Any], x: Array) -> Array:

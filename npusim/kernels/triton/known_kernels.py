@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from npusim.errors import ProgramError
+from npusim.kernels.triton.added_parts import has_atomics
 from npusim.kernels.triton.addresses import NO_TENSOR, is_beyond
 from npusim.kernels.triton.float64_walk import ALL, Array, ExactProgram, Pointer, values_of
 from npusim.kernels.triton.integers import bits_of
@@ -163,6 +164,7 @@ class _KnownMemory:
 class _KnownProgram(ExactProgram):
     """One program, evaluated on integers."""
 
+    purpose: ClassVar[str] = "in a kernel of only integers"
     memory: _KnownMemory  # type: ignore[assignment]
 
     def _made(self, op: Op) -> Any:
@@ -186,16 +188,20 @@ class _KnownProgram(ExactProgram):
 def known_kernels(function: Function, arguments: Mapping[str, Any], grid: Sequence[int]) -> list[KnownKernel]:
     """Return kernels that store the results of a kernel of only integers; none for a kernel of another kind.
 
-    Raises `ProgramError` if the order of programs may change a result.
+    Raises `ProgramError` if the order of programs may change a result, or if an operation cannot be evaluated:
+    `KnownKernelError` for a kernel with atomic operations, which nothing else reads.
     """
     every = every_of(function.operations)
     if not _is_of_integers(function, every, arguments):
         return []
     memory = _KnownMemory(function, arguments)
     memory.used = frozenset(n for o in every for n in o.operands)
-    for i, at in enumerate(product(*(range(n) for n in grid[::-1]))):
-        memory.program = i
-        _KnownProgram(function.operations, memory, at[::-1], grid)  # type: ignore[arg-type]
+    try:
+        for i, at in enumerate(product(*(range(n) for n in grid[::-1]))):
+            memory.program = i
+            _KnownProgram(function.operations, memory, at[::-1], grid)  # type: ignore[arg-type]
+    except ProgramError as error:
+        raise KnownKernelError(str(error)) if has_atomics(function) else error from None
     return [_storing(function, name, memory, arguments) for name in memory.stored]
 
 

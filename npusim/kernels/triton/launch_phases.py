@@ -1166,7 +1166,7 @@ class LaunchGrid:
         """
         chosen = np.flatnonzero((self.rows[:, 0] > 0) & (self.cols[:, 0] > 0))
         spans = [(n, at[chosen, 0], count[chosen, 0]) for n, at, count in self._spans()]
-        edges = [_sorted(np.concatenate([[0, n], at[:, 0], (at + count)[:, 0]])) for n, at, count in self._spans()]
+        edges = [_sorted(np.concatenate([[0, n], at, at + count])) for n, at, count in spans]
         (a, b), (c, d) = (
             (np.searchsorted(e, at), np.searchsorted(e, at + n)) for e, (_, at, n) in zip(edges, spans, strict=True)
         )

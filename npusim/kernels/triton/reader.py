@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from npusim.errors import ProgramError
-from npusim.kernels.triton.added_parts import part_of
+from npusim.kernels.triton.added_parts import ONLY, part_of
 from npusim.kernels.triton.arithmetic import BINARY, DOWN_ROWS, UNARY, hidden_value
 from npusim.kernels.triton.blocks_as_rows import flattened, trimmed, with_blocks_as_rows
 from npusim.kernels.triton.element_behind import with_elements_chosen
@@ -74,10 +74,7 @@ from npusim.kernels.triton.whole_lanes import WholeLanes
 #: Operations that are refused, and the advice for each.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        "tt.atomic": (
-            "the only supported atomic is tl.atomic_add of floats to one tensor; store each program's "
-            "part in its own element instead"
-        ),
+        "tt.atomic": ONLY,
         "tt.cat": (
             "tl.cat is not supported, because the order of its elements is undefined; store both blocks, or "
             "use tl.join and tl.reshape"

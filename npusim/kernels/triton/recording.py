@@ -28,13 +28,14 @@ from npusim.kernels.triton.compiler import (
     compiled_options,
     compiled_text,
     gpu_target,
+    kinds_of,
     place_of,
     refused_option,
     ttir_of,
 )
 from npusim.kernels.triton.live_tensors import UnreadAddressError, with_other_formats, with_tensors
 from npusim.kernels.triton.releases import release
-from npusim.kernels.triton.ttir_text import read
+from npusim.kernels.triton.ttir_text import read, shape_of
 from npusim.machines.sm.core import code_architecture, shared_memory_bytes, warp_issue
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Recorder:
         tuning = self._tuning if self._chosen is not None else None
         try:
             text, refused = launched.ttir()
-            single = _without_tuples(bound, text)
+            single = launched.by_parameter(text)
             recorded = {n: self.argument(n, x) for n, x in single.items()} if tuning is None else {}
             if tuning is None and re.search(r"tt\.int_to_ptr|tt\.bitcast.*ptr", text):
                 recorded = self._with_addressed(recorded, text, single)
@@ -254,6 +255,13 @@ class Launched:
         """Return the TTIR, and Triton's message if it refuses the kernel."""
         return self._recorder.text(self.function, self.arguments, self.options)
 
+    def by_parameter(self, text: str) -> Mapping[str, object]:
+        """Return the arguments by the names of the TTIR's parameters."""
+        if not text or not any(isinstance(x, tuple) for x in self.arguments.values()):
+            return self.arguments
+        given = {n: _pointer(x) for n, x in self.arguments.items()}
+        return _by_parameter(self.arguments, kinds_of(self.function, given, self._recorder.target), text)
+
     def __getitem__(self, grid: Any) -> Any:
         """Return the function that launches the kernel on a grid, with all parameters and the constexprs of its
         compilation.
@@ -297,49 +305,41 @@ class _Pointer:
 def _pointer(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         return _Pointer(x.dtype, x.ctypes.data)
-    if type(x) is tuple:
-        return tuple(map(_pointer, x))
+    if isinstance(x, tuple):
+        return type(x)(*map(_pointer, x)) if hasattr(x, "_fields") else tuple(map(_pointer, x))
     return x.item() if isinstance(x, np.generic) else x
 
 
-def _without_tuples(arguments: Mapping[str, object], text: str) -> dict[str, object]:
-    """Return arguments with the elements of tuples in place of the tuples, by the names of the TTIR's parameters.
+def _by_parameter(arguments: Mapping[str, object], kinds: Mapping[str, object], text: str) -> dict[str, object]:
+    """Return arguments by the names of the TTIR's parameters, with the elements of tuples in place of the tuples.
 
-    Triton writes a parameter for each element of a tuple, in order, except for elements that it compiles into the code:
-    None, 1, and constexprs.
+    Triton writes a parameter for each element of a tuple, in order, except for elements that it compiles into the code
+    (``kinds``); a name that a former parameter has is continued by a number.  Arguments that are compiled into the code
+    have their own names, unless a parameter has the name.
     """
-    if not any(type(x) is tuple for x in arguments.values()) or not text:
-        return dict(arguments)
-    names, result = list(read(text).parameters), dict[str, object]()
+    parameters, result = read(text).parameters, dict[str, object]()
+    rest = list(parameters)
     for name, x in arguments.items():
-        if type(x) is not tuple:
-            result[name] = x
-            names = [n for n in names if n != name]
+        if kinds[name] == "constexpr":
+            result |= {} if name in parameters else {name: x}
             continue
-        for one in _leaves(x):
-            if not _is_compiled(one):
-                first = next((n for n in names if re.fullmatch(rf"{re.escape(name)}(_\d+)?", n)), None)
-                if first is None:
-                    raise UnreadAddressError(
-                        f"record: {name}: the elements of this tuple are no parameters of the TTIR"
-                    )
-                names.remove(first)
-                result[first] = one
+        for kind, one in _leaves(kinds[name], x):
+            if kind == "constexpr":
+                continue
+            result[rest[0]] = one
+            written = parameters[rest[0]]
+            sides = 2 * len(shape_of(written)[0]) if written.startswith("!tt.tensordesc") else 0
+            del rest[: 1 + sides]  # with the sizes and strides of a descriptor's tensor
     return result
 
 
-def _leaves(x: tuple[object, ...]) -> Iterator[object]:
-    """Yield the elements of a tuple, and of tuples in it."""
-    for one in x:
-        if type(one) is tuple:
-            yield from _leaves(one)
-        else:
-            yield one
-
-
-def _is_compiled(x: object) -> bool:
-    """Return whether Triton compiles an element of a tuple into the code."""
-    return x is None or isinstance(x, str) or type(x).__name__ == "constexpr" or (type(x) is int and x == 1)
+def _leaves(kind: object, x: object) -> Iterator[tuple[object, object]]:
+    """Yield the elements of a tuple, and of tuples in it, with their types; any other argument itself."""
+    if not isinstance(kind, tuple) or not isinstance(x, tuple):
+        yield kind, x
+        return
+    for each in zip(kind, x, strict=True):
+        yield from _leaves(*each)
 
 
 def _plain(x: Any) -> Any:
