@@ -386,7 +386,9 @@ def with_code(
 
 def _parts_of(body: str, phase: Phase, programs: int) -> int:
     """Return the number of a phase's blocks that a program computes with one execution of its code."""
-    return 1 if phase.loop_axis or _read(body)[0] else max(1, ceil_div(len(phase.cells), max(1, programs)))
+    if not body or phase.loop_axis or _read(body)[0]:
+        return 1
+    return max(1, ceil_div(len(phase.cells), max(1, programs)))
 
 
 def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts: int = 1) -> tuple[Charge, ...]:
