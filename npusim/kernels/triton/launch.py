@@ -572,11 +572,11 @@ def _phases_of(
     return [*before, (phase, fields)]
 
 
-def _joined(one: Any) -> Any:
+def _joined(one: Phase | tuple[Phase, object]) -> Phase | tuple[Phase, object]:
     """Return a phase, with its fields if it has any, as a part of the launch of the phase before."""
     if isinstance(one, tuple):
-        phase, *fields = one
-        return (replace(phase, is_joined=True), *fields)
+        phase, fields = one
+        return replace(phase, is_joined=True), fields
     return replace(one, is_joined=True)
 
 

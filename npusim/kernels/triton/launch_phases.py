@@ -151,6 +151,9 @@ def _hidden(reader: Reader) -> Booleans | None:
 class LaunchGrid:
     """The blocks of a launch, derived from the reads and writes of its programs."""
 
+    #: If one kernel is read as one for each result, the share of its code that computes this one's result.
+    code_share = 1.0
+
     def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
         """``freedom``: as in `npusim.kernels.triton.launch_axes.matched`; 0: everything follows from the place to which
         a program stores.
@@ -159,8 +162,6 @@ class LaunchGrid:
         #: If one kernel is read as several, the number of this one among them: 2 or more for all except the first,
         #: whose tensors have the plain names.
         self.number = 0
-        #: If one kernel is read as one for each result, the share of its code that computes this one's result.
-        self.code_share = 1.0
         #: The kernel, with its arguments and grid, whose results in float64 these are; None: the launch's.
         self.known: tuple[Function, dict[str, Any], tuple[int, ...]] | None = None
         self.reader, self.stored, ids = reader, reader.stored[0], reader.ids
