@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
-DEVICE, FILE, OTHERS = "h200", "recorded.csv", "other_shapes.csv"
+DEVICE, FILE, OTHERS, FRESH = "h200", "recorded.csv", "other_shapes.csv", "fresh_shapes.csv"
 #: Launches of the sweep follow one another on the same inputs (measurements/README.md).
 L2: Final = "repeated"
 #: Configurations of a kernel: the most, and the fewest measured ones of which an order says something.
@@ -64,6 +64,16 @@ def other_shapes() -> list[dict[str, str]]:
     kernel's name before any of them was predicted.
     """
     return list(csv.DictReader((HERE / OTHERS).open(encoding="utf-8")))
+
+
+def fresh_shapes() -> list[dict[str, str]]:
+    """Return the times of launches of 44 public kernels at shapes and with warps that no constant was fitted on,
+    measured in the same way: the rows of `FRESH`.
+
+    ``kernel``: the library's function and the kernel that it launches, named after the library; ``shape``: its sizes
+    and its format; ``half``: as in `other_shapes`, by a hash of the library's function and the shape.
+    """
+    return list(csv.DictReader((HERE / FRESH).open(encoding="utf-8")))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npusim.studies.evaluate.evaluation import CLOSE, Findings, Microseconds, compared
-from reports.tune.recorded import other_shapes
+from reports.tune.recorded import fresh_shapes, other_shapes
 
 #: Times of configurations of public Triton kernels on an H100, and of thirteen others on an H200, with npusim's
 #: predictions.
@@ -134,4 +134,14 @@ def test_times_at_other_shapes_are_given_or_kept_by_shape() -> None:
     assert len(halves) == 17
     assert all(len(half) == 1 for half in halves.values())
     assert set().union(*halves.values()) == {"given", "kept"}
+    assert all(float(row["us"]) > 1 for row in rows)
+
+
+def test_fresh_times_are_given_or_kept_by_shape() -> None:
+    halves: dict[tuple[str, str], set[str]] = {}
+    for row in (rows := fresh_shapes()):
+        halves.setdefault((row["kernel"].partition(":")[0], row["shape"]), set()).add(row["half"])
+    assert len({(r["kernel"], r["shape"], r["config"]) for r in rows}) == len(rows) == 363
+    assert all(len(half) == 1 for half in halves.values())
+    assert 0.4 < sum(half == {"given"} for half in halves.values()) / len(halves) < 0.6
     assert all(float(row["us"]) > 1 for row in rows)

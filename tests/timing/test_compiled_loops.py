@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from npusim.config.load import load_device
-from npusim.machines.sm.compiled_loops import LoopCore, LoopWalk, _core_of, _decoded, loop_work, loops_of
+from npusim.machines.sm.compiled_loops import (
+    LoopCore,
+    LoopWalk,
+    _awaits_an_operand,
+    _core_of,
+    _decoded,
+    loop_work,
+    loops_of,
+)
 from npusim.machines.sm.core import warp_issue
 from reports.silicon.decode_loops import cases, iteration_cycles
 
@@ -75,6 +83,30 @@ def test_loops_of_products_are_read_with_what_decides_their_time() -> None:
     found = [_decoded(x) for x in body.split()]
     assert [x.name for x in found] == ["HGMMA", "HGMMA", "WARPGROUP", "LDGSTS", "DEPBAR", "BRA"]
     assert [x.details for x in found] == [(128, 1, 0), (64, 0, 1), (1,), (16,), (2,), ()]
+
+
+def test_code_between_the_tiles_of_a_flattened_loop_is_left_out() -> None:
+    """One loop over tiles and their sums stores a tile once, after its last sum, and not in each iteration."""
+    control = 1 | NONE << 5 | NONE << 8
+    skipped = [(0x60, "@P1 BRA 0x90"), (0x70, "F2FP.BF16.F32.PACK_AB R1, R2, R3"), (0x80, "STG.E.128 [R4.64], R8")]
+    parts = [
+        (0x10, "LDG.E.128 R60, desc[UR18][R20.64]"),
+        (0x20, "STS.128 [R41], R60"),
+        (0x30, "HGMMA.64x128x16.F32 R24, gdesc[UR12], R24, gsb0"),
+        (0x40, "WARPGROUP.DEPBAR.LE gsb0, 0x0"),
+        (0x50, "LDGSTS.E.BYPASS.128 [R41], desc[UR18][R20.64]"),
+        *skipped,
+        (0x90, "IADD3 R5, R5, 0x1, RZ"),
+        (0xA0, "@P0 BRA 0x10"),
+    ]
+    (body,) = loops_of("".join(line(at, text, control) for at, text in parts))
+    names = [_decoded(x).name for x in body.split()]
+    assert names == ["LDG", "STS", "HGMMA", "WARPGROUP", "LDGSTS", "BRA", "IADD3", "BRA"]
+    assert _awaits_an_operand(body)
+    assert not _awaits_an_operand(" ".join(x for x in body.split() if not x.startswith("LDG*")))
+    kept = [(at, "FADD R1, R2, R3" if "STG" in text else text) for at, text in parts]
+    (whole,) = loops_of("".join(line(at, text, control) for at, text in kept))
+    assert len(whole.split()) == len(parts)
 
 
 def test_a_warp_waits_for_its_products_and_their_drain() -> None:

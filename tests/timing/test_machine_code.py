@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from npusim.config.load import load_device
 from npusim.formats.reductions import normal_order
 from npusim.machines.decisions import GpuDecisions, StateLoop
 from npusim.machines.sm import compiled_rows
 from npusim.machines.sm.compiled_rows import RowCore, body_of, code_work, loads_at_once
+from npusim.machines.sm.core import SmTiling
 
 NONE = 7
 #: A core of one warp: no result but those of shared memory and L2 takes time.
@@ -52,6 +54,26 @@ def test_a_loop_of_several_rows_waits_for_the_loads_of_each() -> None:
     assert four.alone_cycles <= one.alone_cycles < 20
     assert code_work(" ".join(["loop", *row * 4]), ALONE).alone_cycles > 3 * 262
     assert (one.issued, four.issued) == (4, 4)
+
+
+def test_a_program_that_is_read_as_several_blocks_has_its_work_once() -> None:
+    """A block of flat indices that is read as four blocks executes its code once, and holds the places of four."""
+    row = [word("LDG*16", 1, result=0), word("FMUL", 4, waits=1), word("FADD", 4), word("STG*16", 1)]
+    body, device = " ".join(["once", *row * 4]), load_device("h200")
+    whole, part = code_work(body, ALONE), code_work(body, ALONE, parts=4)
+    assert part.alone_cycles == whole.alone_cycles / 4
+    assert (whole.issued, part.issued) == (16, 4)
+    phase: Any = SimpleNamespace(stages=[], cells=range(4 * 1320), loop_axis="")
+    made = [
+        compiled_rows.with_code(SmTiling(2, decided=GpuDecisions(warps=8)), body, phase, n, device)
+        for n in (4 * 1320, 1320)
+    ]
+    assert [(m.residents, m.parts) for m in made] == [(2, 1), (8, 4)]
+    begins = [sum(c.times for c in m.decided.charges) for m in made]
+    assert begins[1] == begins[0] / 4
+    code = [m.decided.code for m in made]
+    assert all(code)
+    assert not any(c.goes_on for c in code if c)
 
 
 def test_results_are_waited_for_by_their_scoreboards() -> None:

@@ -276,6 +276,13 @@ def test_results_of_unlike_shapes_are_read_as_a_kernel_each(hw: str) -> None:
     done = check(Launch("rope_both", (6,), words, "Q", turned(q)), hw)
     assert [n for n in done.notes if "the results have different shapes: npusim treats the kernel as 2 kernels" in n]
     check(Launch("rope_both", (6,), words, "K", turned(k)), hw)
+    # One launch runs both kernels, which share its code: 4 and 2 of the 6 heads.
+    phases = done.program.phases
+    assert [p.is_joined for p in phases] == [False, True]
+    alone = check(Launch("rope_both", (6,), {**words, "HK": 4, "K": normal(1, 6, 4, 32), "BK": 4}, "Q", turned(q)), hw)
+    assert done.timing is not None
+    assert alone.timing is not None
+    assert done.timing.stream_s == alone.timing.stream_s
 
 
 @pytest.mark.parametrize("hw", DEVICES)

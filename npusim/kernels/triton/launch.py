@@ -473,7 +473,10 @@ def phase_read(
 
     def phases(every: Sequence[LaunchGrid]) -> list[Any]:
         named = [(f"{name} {i}", blocks) for i, blocks in enumerate(every[1:], 2)]
-        each = [_phases_of(made, n, x, problem, tiling, p, machine) for n, x in (*named, (name, every[0]))]
+        in_turn = (*named, (name, every[0]))
+        each = [_phases_of(made, n, x, problem, tiling, p, machine) for n, x in in_turn]
+        for (_, blocks), of in zip(in_turn[1:], each[1:], strict=True):
+            of[0] = _joined(of[0]) if blocks.code_share < 1 else of[0]
         return [one for of in each for one in of]
 
     with refusing(line, name):
@@ -557,7 +560,7 @@ def _phases_of(
     if machine.has_groups:
         phase, lies = _told(name, phase, made, tiling, machine, blocks.at_once)
         programs, returned = blocks.reader.programs, blocks.reader.returned
-        lies = compiled_rows.with_code(lies, made.body, phase, programs, device, returned)
+        lies = compiled_rows.with_code(lies, made.body, phase, programs, device, returned, blocks.code_share)
         return [*before, (phase, compiled_loops.with_loops(lies, made.loops, phase, device))]
     if "depth" not in tiling.model_fields_set and not blocks.piece:
         turns = machine.in_turns(name, phase, tiling)
@@ -567,6 +570,14 @@ def _phases_of(
         return [*before, phase]
     fields, _ = machine.compiled(name, phase, tiling, made.down, blocks.piece)
     return [*before, (phase, fields)]
+
+
+def _joined(one: Phase | tuple[Phase, object]) -> Phase | tuple[Phase, object]:
+    """Return a phase, with its fields if it has any, as a part of the launch of the phase before."""
+    if isinstance(one, tuple):
+        phase, fields = one
+        return replace(phase, is_joined=True), fields
+    return replace(one, is_joined=True)
 
 
 def _of_half_sums(reader: Reader, made: Compiled, device: DeviceSpec) -> str:

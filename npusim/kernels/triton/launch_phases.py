@@ -151,6 +151,9 @@ def _hidden(reader: Reader) -> Booleans | None:
 class LaunchGrid:
     """The blocks of a launch, derived from the reads and writes of its programs."""
 
+    #: If one kernel is read as one for each result, the share of its code that computes this one's result.
+    code_share = 1.0
+
     def __init__(self, reader: Reader, result: View | None = None, *, freedom: int = 0) -> None:
         """``freedom``: as in `npusim.kernels.triton.launch_axes.matched`; 0: everything follows from the place to which
         a program stores.

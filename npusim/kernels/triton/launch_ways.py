@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from npusim.errors import ProgramError
@@ -26,7 +27,7 @@ from npusim.kernels.triton.own_maxima import with_maxima
 from npusim.kernels.triton.pulled_lanes import with_lanes_pulled
 from npusim.kernels.triton.reader import read_launch
 from npusim.kernels.triton.reloaded import with_values_kept
-from npusim.kernels.triton.results_apart import results_apart
+from npusim.kernels.triton.results_apart import STORES, results_apart
 from npusim.kernels.triton.shared_memory import check_programs
 from npusim.kernels.triton.start_values import starts_apart
 from npusim.kernels.triton.tensor_axes import View
@@ -35,6 +36,8 @@ from npusim.kernels.triton.turned_blocks import ALL, reduces_down
 
 #: Largest number of kinds of programs of one launch, and the note on the times of several kernels.
 MOST_KINDS, _LAUNCHES = 4, "the time is that of {} launches, not of the one kernel"
+#: The same for kernels of one launch that share its code.
+_IN_TURN = "the time is that of one launch, which runs them in turn"
 #: Errors that precede those of other ways: operations that no way supports, programs that do different things, then
 #: accesses of integers.
 _FIRST = (UnsupportedError, UnlikeProgramsError, KnownKernelError)
@@ -203,8 +206,25 @@ def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[Laun
             f"the results have different shapes: npusim treats the kernel as {len(made)} kernels, one for each "
             f"{called}; `output` is the first one's result"
         )
-        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
+        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_IN_TURN}")
+        _share_code(parts, [[one] for one in made])
     return made
+
+
+def _share_code(parts: Sequence[Function], made: Sequence[list[LaunchGrid]]) -> None:
+    """Distribute the code of a kernel that is read as ``parts`` by their elements.
+
+    Of a part that is read as several kernels, each has the part's share: most have programs of their own.
+    """
+    elements = [_elements_of(part) for part in parts]
+    for own, every in zip(elements, made, strict=True):
+        for one in every:
+            one.code_share = own / sum(elements)
+
+
+def _elements_of(function: Function) -> int:
+    """Return the number of elements of all results of a kernel's operations."""
+    return sum(prod(shape_of(o.type)[0]) for o in every_of(function.operations) if o.results or o.name in STORES)
 
 
 def _with_rows_listed(tries: _Tries) -> list[LaunchGrid]:
@@ -449,13 +469,13 @@ def _of_integers(tries: _Tries) -> list[LaunchGrid]:
 
 def _each_in_its_way(tries: _Tries) -> list[LaunchGrid]:
     """Read a kernel for each tensor, each of them in the first way that reads it."""
-    made = list[LaunchGrid]()
     parts = results_apart(tries.prepared.function)
-    for part in parts:
-        made += _first_read(OF_PARTS, tries.of(part, tries.prepared.arguments))
+    of_each = [_first_read(OF_PARTS, tries.of(part, tries.prepared.arguments)) for part in parts]
+    made = [one for of in of_each for one in of]
     if made:
         why = f"npusim reads the kernel as {len(made)} kernels, each in its own way; `output` is the first one's result"
-        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_LAUNCHES.format(len(made))}")
+        made[0].reader.notes.append(f"{tries.function.name}: {why}; {_IN_TURN}")
+        _share_code(parts, of_each)
     return _checked(tries, made) if made else []
 
 

@@ -167,7 +167,9 @@ def loops_of(sass: str) -> list[str]:
     columns, 1 if its left operand is in shared memory, and 1 if it is the last of the products for which warps wait
     together; for a product of one warp, the bytes along its sum; for a wait for products or copies, the number of
     groups that may remain; for an access, the bytes of a lane; for a load of places, how much earlier loads have read
-    near these.  Code with products of warps that are not of 16 bits or TF32 has no loops.
+    near these.  Code with products of warps that are not of 16 bits or TF32 has no loops.  If a compiler has made one
+    loop of the loop over tiles and that over their sum (``flatten``), most iterations skip the code between tiles,
+    which is left out.
     """
     code = instructions_of(sass)
     targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
@@ -179,7 +181,23 @@ def loops_of(sass: str) -> list[str]:
     around = [(a, b) for a, b in spans if any(a <= at <= b for at in products)]
     inner = [x for x in around if not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in around)]
     bodies = ([x for x in code if a <= x[0] <= b and (of_warps or x[1] != PAUSE)] for a, b in sorted(inner))
+    bodies = (_without_skipped(body, [to for to in targets if to[1]]) for body in bodies)
     return [" ".join(map(_word, body, _found([(name, rest) for _, name, rest, _ in body]))) for body in bodies]
+
+
+def _without_skipped(
+    body: list[tuple[int, str, str, int]], targets: Sequence[tuple[int, re.Match[str] | None]]
+) -> list[tuple[int, str, str, int]]:
+    """Return the code of a loop without what its branches skip, if some of that stores results and none multiplies."""
+    first, last = body[0][0], body[-1][0]
+    skips = [(at, int(to[1], HEXADECIMAL)) for at, to in targets if to]
+    skips = [(at, to) for at, to in skips if first <= at < to <= last]
+    skipped = [[x for x in body if at < x[0] < to] for at, to in skips]
+    is_between_tiles = any(x[1] == "STG" for part in skipped for x in part)
+    if not is_between_tiles or any(x[1].endswith("MMA") for part in skipped for x in part):
+        return body
+    left_out = {x[0] for part in skipped for x in part}
+    return [x for x in body if x[0] not in left_out]
 
 
 def _word(instruction: tuple[int, str, str, int], found: int | None) -> str:
@@ -543,15 +561,17 @@ def loop_work(body: str, core: LoopCore, blocks: int, *, is_placed: bool = False
 def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: DeviceSpec) -> SmTiling:
     """Return the tiling of a compiled kernel with the work of its loops according to their code, if the code is known.
 
-    This applies if products read results that rows of the same tile compute, as in attention.  (For loops of only
-    products, which continue from one iteration to the next, the walk is 15 % too slow: 17 products of the H100's
+    This applies if products read results that rows of the same tile compute, as in attention, and if the code waits in
+    each iteration for an operand that it loads into registers while it copies the other one ahead.  (For other loops of
+    only products, which continue from one iteration to the next, the walk is 15 % too slow: 17 products of the H100's
     sweep.)  A single loop processes all tiles; of two loops, the longer one has the masks, and processes the masked
     tiles.  Any other tiling, and that of a device without ``sharing.loops`` or without products of warp groups, for
     which the walk was measured, is unchanged.
     """
     decided, spec = tiling.decided, warp_issue(device).sharing.loops
     is_read = spec is not None and decided.roles == "alike" and decided.stages > 0
-    if not is_read or not _feeds_products(phase) or not 0 < len(loops) <= 1 + bool(phase.masks):
+    is_walked = _feeds_products(phase) or any(map(_awaits_an_operand, loops))
+    if not is_read or not is_walked or not 0 < len(loops) <= 1 + bool(phase.masks):
         return tiling
     if engine_of(device, TENSOR, GroupMatrixEngine).wgmma is None:
         return tiling
@@ -564,6 +584,12 @@ def with_loops(tiling: SmTiling, loops: Sequence[str], phase: Phase, device: Dev
     )
     # The code states how often it waits for places that it loads.
     return replace(tiling, decided=decided._replace(loops=works, awaits_places=False))
+
+
+def _awaits_an_operand(body: str) -> bool:
+    """Return whether a loop loads rows into registers, beside those that it copies to shared memory."""
+    code = [_decoded(word) for word in body.split()]
+    return any(x.name == COPY for x in code) and any(x.name == LOAD and not x.is_place for x in code)
 
 
 def _reads_of_a_place(phase: Phase) -> float:

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
@@ -174,9 +174,9 @@ def control_fields(control: int) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=256)  # one entry per kernel
-def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
+def code_work(body: str, core: RowCore, unrolled: int = 1, parts: float = 1) -> CodeWork:
     """Return the work of a block's warps for one row, from the instructions of a body that computes
-    ``unrolled`` rows.
+    ``unrolled`` rows one after the other, or ``parts`` blocks at once (not whole if these differ).
     """
     is_loop, code = _read(body)
     rounds = ROUNDS if is_loop else 1
@@ -190,10 +190,10 @@ def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
     names = Counter(x.name for x in code)
 
     def count(listed: frozenset[str]) -> int:
-        return ceil_div(sum(n for name, n in names.items() if name in listed), unrolled)
+        return ceil(sum(n for name, n in names.items() if name in listed) / (unrolled * parts))
 
     counted = count(frozenset(names)), count(NARROW), count(frozenset({"MUFU"})), count(SHARED)
-    return CodeWork(max(1.0, alone / unrolled), *counted, count(frozenset({"BAR"})), count(LOCAL), is_ahead)
+    return CodeWork(max(1.0, alone / (unrolled * parts)), *counted, count(frozenset({"BAR"})), count(LOCAL), is_ahead)
 
 
 def unrolled_rows(body: str, phase: Phase, decided: GpuDecisions) -> int:
@@ -343,24 +343,27 @@ class BlockWalk:
 
 
 def with_code(
-    tiling: SmTiling, body: str, phase: Phase, programs: int, device: DeviceSpec, returned: int = 0
+    tiling: SmTiling, body: str, phase: Phase, programs: int, device: DeviceSpec, returned: int = 0, share: float = 1.0
 ) -> SmTiling:
     """Return the tiling of a compiled phase with as many blocks in progress as the launch has ``programs``.
 
     ``returned``: number of further programs, which end immediately: in a kernel of rows each of them costs the turnover
-    of a block, in a kernel with products nothing, as measured on an H100 (reports/silicon/early.json).  Rows without
+    of a block, in a kernel with products nothing, as measured on an H100 (reports/silicon/early.json).  Code without a
+    loop whose programs are fewer than the phase's blocks computes several of them at once.  ``share``: of the code, if
+    the phase is one of several that it computes; a block's turnover has the same share.  Rows without
     products and without a loop over tiles have the work of their code, stores in a separate queue, and one row at a
     time; with a loop, the number of tiles in flight is the number that their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
-    is_persistent = programs < len(phase.cells)
+    parts = _parts_of(body, phase, programs)
+    is_persistent = programs < len(phase.cells) and parts == 1
     tiling = replace(tiling, residents=min(tiling.residents, each)) if is_persistent else tiling
     if not body or any(s.is_product for s in phase.stages):
         return tiling
     warps = tiling.decided.warps * tiling.decided.groups
     if phase.loop_axis:
         if (state := _state_loop(body, phase, tiling.decided)) is not None:
-            ends = _turnover(device, returned, phase, warps) if counts_turnover(device) else ()
+            ends = _turnover(device, returned, phase, warps, 1 / share) if counts_turnover(device) else ()
             charges = (*tiling.decided.charges, *ends)
             decided = tiling.decided._replace(loaded_tiles=1, state_loop=state, charges=charges)
             return replace(tiling, decided=decided, has_own_rows=True)
@@ -369,28 +372,39 @@ def with_code(
         waits = bool(phase.looked_up) and not is_ahead
         decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
         return replace(tiling, decided=decided, has_own_rows=True)
-    unrolled = unrolled_rows(body, phase, tiling.decided) if is_persistent else 1
-    work = code_work(body, _core_of(device, warps), unrolled)
+    unrolled = max(1, round(unrolled_rows(body, phase, tiling.decided) * share)) if is_persistent else 1
+    work = code_work(body, _core_of(device, warps), unrolled, parts / share)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
-        code=work, loaded_tiles=loaded, charges=_turnover(device, returned, phase, warps) if has_turnover else ()
+        code=work,
+        loaded_tiles=loaded,
+        charges=_turnover(device, returned, phase, warps, parts / share) if has_turnover else (),
     )
-    return replace(tiling, decided=decided)
+    most = max(parts, ceil_div(len(phase.cells), device.group_count.value))
+    return replace(tiling, decided=decided, parts=parts, residents=min(tiling.residents * parts, most))
 
 
-def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int) -> tuple[Charge, ...]:
+def _parts_of(body: str, phase: Phase, programs: int) -> int:
+    """Return the number of a phase's blocks that a program computes with one execution of its code."""
+    if not body or phase.loop_axis or _read(body)[0]:
+        return 1
+    return max(1, ceil_div(len(phase.cells), max(1, programs)))
+
+
+def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts: float = 1) -> tuple[Charge, ...]:
     """Return the costs of a block's beginning, of which a multiprocessor has one at a time, of the beginning of its
-    ``warps``, and of its end (``returned``: see `with_code`).
+    ``warps``, and of its end (``returned``: see `with_code`), each for one of the block's ``parts``.
     """
     issue, of_each = warp_issue(device), 1 + returned / max(len(phase.cells), device.group_count.value)
-    charges = [Charge(f"{RETIRE}.block_cycles", of_each, due="begin")]
+    charges = [Charge(f"{RETIRE}.block_cycles", of_each / parts, due="begin")]
     if issue.sharing.warp_start_cycles is not None:
-        charges.append(Charge(f"{WARPS}.sharing.warp_start_cycles", warps / issue.subcores_count.value, due="warps"))
+        started = warps / issue.subcores_count.value / parts
+        charges.append(Charge(f"{WARPS}.sharing.warp_start_cycles", started, due="warps"))
     if issue.sharing.turnover_cycles is not None:
-        charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
+        charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", 1 / parts, due="end"))
     return tuple(charges)
 
 

@@ -110,6 +110,8 @@ class SmTiling:
         Whether each block reads rows that no other block reads.
     occupancy
         The number of blocks that fit, and the limiting resource, if registers are not tiles of a buffer.
+    parts
+        Number of the phase's blocks that one block of the launch computes at once; ``residents`` counts the former.
     """
 
     residents: int = 1
@@ -118,6 +120,7 @@ class SmTiling:
     decided: GpuDecisions = field(default_factory=GpuDecisions)
     has_own_rows: bool = False
     occupancy: Occupancy | None = field(default=None, compare=False)
+    parts: int = 1
 
     @property
     def has_groups(self) -> bool:

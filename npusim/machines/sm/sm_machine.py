@@ -337,7 +337,7 @@ class SmMachine(Machine):
             assumed = "" if self.device.architecture == MEASURED_ON else f", assumed for {self.device.name}"
             notes = (*notes, FAST.format(", ".join(fast), assumed))
         notes = (*(() if self.device.is_timed else (UNTIMED,)), *notes)
-        rooms = [replace(t.occupancy, blocks=t.residents) for _, t in listed if t.occupancy]
+        rooms = [replace(t.occupancy, blocks=t.residents // t.parts) for _, t in listed if t.occupancy]
         occupied = [room.occupied() for room in rooms]
         # one block per core, whose tiles use the whole shared memory of the core
         if any(t.decided.alternates for _, t in listed):
