@@ -137,3 +137,34 @@ def test_memory_is_slower_while_few_bytes_are_in_flight(warps: int, lane: int, l
     result = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False)
     assert result.timing.core_us + result.timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.1)
     assert "lost to reads of parts of lines or to few bytes in flight" in plain(run_table(record_of(result)))
+
+
+#: Programs of a multiprocessor, warps, bytes of a lane, tiles and stages of loops that read memory, and of loops in L2
+#: (the last two); -85, -54, -34, -69, -27, -65 and -26 % while no stages had an effect.
+STAGES = [
+    (1, 1, 16, 2978, 2),
+    (1, 2, 64, 372, 3),
+    (1, 8, 64, 93, 2),
+    (8, 1, 16, 372, 2),
+    (4, 2, 16, 372, 4),
+    (1, 1, 64, 46, 2),
+    (1, 2, 64, 23, 3),
+]
+
+
+@pytest.mark.parametrize(("residents", "warps", "lane", "count", "stages"), STAGES)
+def test_loops_wait_for_the_tiles_that_their_stages_have_in_flight(
+    residents: int, warps: int, lane: int, count: int, stages: int
+) -> None:
+    kernels = import_module("reports.silicon.in_flight_kernels")
+    file = Path(kernels.__file__ or "").with_name("in_flight.json")
+    own = {"kernel": "reads", "programs": 132 * residents, "warps": warps, "lane": lane, "count": count}
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    (case,) = (c for c in rows if {**own, "stages": stages}.items() <= c.items())
+    block = 8 * warps * lane
+    size = case["programs"] * block
+    with npusim.record() as calls:
+        x, y = np.empty(count * size, np.float32), np.empty(size, np.float32)
+        kernels.reads[(case["programs"],)](x, y, count, size, block, stages, num_warps=warps)
+    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.15)
