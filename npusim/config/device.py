@@ -67,7 +67,8 @@ class PartsSpec(SpecModel):
 
 
 class RoundsSpec(SpecModel):
-    """Rounds of blocks without a loop, each of which loads a row, computes, stores it, and is replaced by another one.
+    """Rounds of blocks without a loop, each of which loads a row, computes, stores it, and is replaced by another one,
+    and iterations of loops that wait for each of their loads.
 
     The time of a round is a norm of two times: of the round if no other block uses memory, and of memory for the bytes
     of all blocks.  The larger the norm's exponent, the less the shorter of the two times adds.

@@ -289,6 +289,9 @@ class GpuDecisions(NamedTuple):
     awaits_places
         Whether loads of operands wait for the loop to load the integers that locate the operands, in a pipeline of one
         or two stages.
+    awaits_tiles
+        Whether the iterations of a loop without products wait for copies of their tiles to shared memory, each of which
+        begins when the slot's last tile has been read.
     padding
         Number of unused elements after each row in shared memory.
     exchanges
@@ -348,6 +351,7 @@ class GpuDecisions(NamedTuple):
     access_bytes: int = 0
     slice_elements: int = 0
     awaits_places: bool = False
+    awaits_tiles: bool = False
     padding: int = 0
     exchanges: bool = False
     stores: bool = False

@@ -10,7 +10,7 @@ import pytest
 
 from npusim.config.load import load_device
 from npusim.errors import SpecError
-from npusim.machines.sm.sm_pricing import StoredLoop
+from npusim.machines.sm.sm_pricing import LoopTime
 
 FILE = Path(__file__).parents[2] / "reports/silicon/stored_loops.json"
 ROUNDS = 128
@@ -30,7 +30,7 @@ def test_the_wait_has_the_error_that_the_device_file_states() -> None:
         if written * ROUNDS <= 35e6 or moved / rate >= 0.75 * row["late"]:
             continue
         usual, depth = alone[tuple(row[n] for n in SAME)], row["depth"]
-        wait = StoredLoop(moved / rate, written / rate, 0.0).wait(longest.value, depth, usual * depth)
+        wait = LoopTime(moved / rate, written / rate, 0.0).wait(longest.value, depth, usual * depth)
         least = max(moved / rate, usual)
         errors.append(abs(max(least, usual + wait / depth) / row["late"] - 1))
         without.append(abs(least / row["late"] - 1))

@@ -66,7 +66,7 @@ _DOT = r"tt\.dot [^:]*:[^:]*?tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>"
 #: The first architecture for which Triton generates code for tensor cores: on sm_75, Triton 3.6 adds products up in
 #: lanes.
 TENSOR_CORES = 80
-#: Triton's default of a launch, and the largest number of tiles in progress for which times are known.
+#: Triton's default of a launch, and the largest number of tiles in progress for which times of products are known.
 STAGES, MOST_STAGES = 3, 4  # triton 3.6, CUDAOptions
 AXES = "xyz"
 #: log2 e in a kernel's float32.
@@ -83,7 +83,10 @@ def options_of(warps: int, stages: int) -> Mapping[str, object]:
         ge=min(OPTIONS["num_stages"]),
         le=max(OPTIONS["num_stages"]),
         json_schema_extra={"also": "num_stages"},
-        description=f"stages of loops in Triton's compiler; the time has at most {MOST_STAGES} tiles in progress",
+        description=(
+            f"stages of loops in Triton's compiler; the time of loops with products has at most {MOST_STAGES} tiles in "
+            "progress"
+        ),
     )
     return {"warps": warps, "stages": (int, field)}
 
@@ -780,7 +783,9 @@ def _told(name: str, phase: Any, made: Compiled, tiling: Any, machine: Any, at_o
     """
     stages = re.findall(r"tt\.num_stages = (\d+)", made.ttir)
     is_staged = warp_issue(machine.device).copies.value == "staged"
-    told: dict[str, Any] = {"stages": 1 if is_staged else min(MOST_STAGES, int(stages[0]) if stages else tiling.stages)}
+    count = int(stages[0]) if stages else tiling.stages
+    most = MOST_STAGES if any(s.is_product for s in phase.stages) else count
+    told: dict[str, Any] = {"stages": 1 if is_staged else min(most, count)}
     if made.registers and tiling.registers is None:
         told |= {"registers": made.registers, "spilled_registers": made.spilled, "shared_bytes": made.shared_bytes}
         told |= {"spilled_accesses": made.moved}

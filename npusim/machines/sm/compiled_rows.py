@@ -370,7 +370,9 @@ def with_code(
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
         # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
-        decided = tiling.decided._replace(loaded_tiles=loaded, awaits_places=waits)
+        decided = tiling.decided._replace(
+            loaded_tiles=loaded, awaits_places=waits, awaits_tiles=_is_copied(body, tiling.decided)
+        )
         return replace(tiling, decided=decided, has_own_rows=True)
     unrolled = max(1, round(unrolled_rows(body, phase, tiling.decided) * share)) if is_persistent else 1
     work = code_work(body, _core_of(device, warps), unrolled, parts / share)
@@ -473,12 +475,20 @@ def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
     return _accesses_of(phase, read, decided, width)
 
 
+def _is_copied(body: str, decided: GpuDecisions) -> bool:
+    """Return whether copies to shared memory, which belong to a pipeline, bring the tiles of a loop."""
+    return "LDGSTS" in body and decided.stages > 1
+
+
 def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
     """Return how many tiles of a loop without products are loaded before its warps wait for one of them, and whether
     it loads some of them an iteration ahead.
     """
+    if _is_copied(body, decided):
+        # a slot's next copy begins when the slot has been read, so that the present iteration's tile has no slot
+        return decided.stages - 1, True
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory belong to a pipeline
+        return decided.loaded_tiles, False
     count, is_ahead, width = loads
     return max(1, count // _loads_of_tile(phase, decided, width)) + is_ahead, is_ahead
 

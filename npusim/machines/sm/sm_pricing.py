@@ -7,8 +7,8 @@ from functools import cached_property
 from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from npusim.config.core_units import DmaEngine
-from npusim.machines.sm.core import LDG, SM, engine_of, warp_issue
+from npusim.config.core_units import DmaEngine, SharedMemoryPipe
+from npusim.machines.sm.core import LDG, LSU, SM, engine_of, warp_issue
 from npusim.machines.sm.group_cost import GroupModel
 from npusim.machines.sm.group_work import GroupWork
 from npusim.machines.sm.lane_cost import LaneModel
@@ -19,16 +19,16 @@ from npusim.program.ir.tile_program import Cost, Loop
 from npusim.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from npusim.config.core_units import RouteSpec
     from npusim.config.device import DeviceSpec
     from npusim.program.ir.op import Step
-    from npusim.program.ir.tile_program import Block, Item, ProgramPhase, TileProgram
+    from npusim.program.ir.tile_program import Block, Item, ProgramPhase, TileProgram, Touch
 
 
-class StoredLoop(NamedTuple):
-    """An iteration of a loop that stores a result for each tile, in cycles.
+class LoopTime(NamedTuple):
+    """An iteration of a loop, in cycles.
 
     moved, written
         Time that memory takes for what one iteration of all blocks on the device at a time moves, and for the part that
@@ -42,7 +42,8 @@ class StoredLoop(NamedTuple):
     work: float
 
     def wait(self, longest: int, depth: int, latency: int) -> float:
-        """Return the cycles that a load which misses L2 waits because memory writes lines back.
+        """Return the cycles that a load which misses L2 waits because memory writes lines back, in a loop that stores a
+        result for each tile.
 
         A wait w is in proportion to the geometric mean of the shares of an iteration's time that memory takes for these
         lines, and for all lines; it is ``longest`` if they take all of it.  A slot of ``depth`` is free again when the
@@ -52,6 +53,46 @@ class StoredLoop(NamedTuple):
         alone, wait = latency + self.work, longest * sqrt(self.moved * self.written)  # times cycles of an iteration
         iteration = max(self.moved, self.work, (alone + sqrt(alone**2 + 4 * depth * wait)) / (2 * depth))
         return wait / iteration
+
+
+class RoundTrip(NamedTuple):
+    """An iteration of a loop that waits for each of its loads, in cycles.
+
+    An iteration takes a norm of two times: ``alone`` / ``depth``, and ``moved``.  This is Little's law for memory that
+    serves no load before its latency, and all loads at its rate, without the sharp bend between both.
+
+    latency
+        Time from a load to its arrival if no other core uses memory.
+    alone
+        The same with the pipe of loads and the warps' work on a tile.
+    moved
+        Time that memory takes for what one iteration of all blocks on the device at a time moves.
+    depth
+        Tiles of a block that are loaded at a time.
+    exponent
+        Exponent of the norm.
+    """
+
+    latency: float
+    alone: float
+    moved: float
+    depth: int
+    exponent: float
+
+    @property
+    def queued(self) -> float:
+        """Time for which a load waits behind others, if memory takes less time than the loads."""
+        return self.depth * self._added if self.alone > self.depth * self.moved else 0.0
+
+    @property
+    def lost(self) -> float:
+        """Time that memory loses relative to its time, if it takes longer than the loads."""
+        return self._added / self.moved if self.moved and self.alone <= self.depth * self.moved else 0.0
+
+    @property
+    def _added(self) -> float:
+        shorter, longer = sorted((self.alone / self.depth, self.moved))
+        return longer * ((1 + (shorter / longer) ** self.exponent) ** (1 / self.exponent) - 1) if longer else 0.0
 
 
 class SmPricing(Transfers):
@@ -91,6 +132,8 @@ class SmPricing(Transfers):
             moved = moved._replace(occupancy_cycles=max(moved.occupancy_cycles, self._cycles_of_sectors(source)))
         if step.attributes.memory_waits:
             return self._in_step(step, moved)
+        if step.attributes.is_awaited:
+            moved = self._awaited(step, moved)
         if step.attributes.accesses > 1:
             moved = moved._replace(latency_cycles=moved.latency_cycles + self._further_accesses(step))
         moved = moved._replace(latency_cycles=moved.latency_cycles + self._behind_writes(step, moved.latency_cycles))
@@ -107,6 +150,28 @@ class SmPricing(Transfers):
         missed = self.residency.read_waits[source.tensor.name]
         return ceil((step.attributes.accesses - 1) * (near + missed * (far - near)))
 
+    def _round_trip(self, step: Step, port: float) -> RoundTrip | None:
+        """Return the iteration of a loop that waits for a copy which uses the pipe for ``port`` cycles; None if the
+        device file states no round trip.
+
+        A copy from L2 takes the time of one access and of a read of shared memory; from memory, that of a round trip,
+        which includes the warps' work on a tile.
+        """
+        source, rounds = step.srcs[0], self.device.memory.gm.rounds
+        if rounds is None or not isinstance(source, GlobalTile) or not isinstance(step.dst, RingTile):
+            return None
+        loop = self._awaited_loops[source.tensor.name]
+        near = self.sharing.lookup_cycles.value + engine_of(self.device, LSU, SharedMemoryPipe).latency_cycles.value
+        far = max(near, rounds.round_trip_cycles.value - loop.work)
+        latency = near + self._miss_share(source.tensor.name) * (far - near)
+        alone, exponent = latency + port + loop.work, float(rounds.exponent_factor.value)
+        return RoundTrip(latency, alone, loop.moved, step.dst.ring.depth, exponent)
+
+    def _awaited(self, step: Step, moved: Cost) -> Cost:
+        """Return the cost of a load for which each iteration of a loop waits: its latency is that of a round trip."""
+        trip = self._round_trip(step, moved.occupancy_cycles)
+        return moved if trip is None else moved._replace(latency_cycles=ceil(trip.latency + trip.queued))
+
     def _behind_writes(self, step: Step, latency: int) -> int:
         """Return the cycles that a load of a loop which stores a result for each tile waits because memory writes lines
         back.
@@ -121,31 +186,47 @@ class SmPricing(Transfers):
         return ceil(missed * loop.wait(longest.value, target.ring.depth, latency))
 
     @cached_property
-    def _stored_loops(self) -> dict[str, StoredLoop]:
+    def _stored_loops(self) -> dict[str, LoopTime]:
         """The loops that store a result for each tile, by tensor that they read."""
-        result: dict[str, StoredLoop] = {}
-        if not self.is_placed or "hbm" not in self.device.links:
-            return result
-        held, groups = self.residency, self.device.group_count.value
+        return self._loops_with(lambda step: isinstance(step.dst, GlobalTile)) if self.is_placed else {}
+
+    @cached_property
+    def _awaited_loops(self) -> dict[str, LoopTime]:
+        """The loops that wait for each of their loads, by tensor that they read."""
+        return self._loops_with(lambda step: step.attributes.is_awaited)
+
+    def _loops_with(self, is_wanted: Callable[[Step], bool]) -> dict[str, LoopTime]:
+        """Return the loops with a wanted step, by tensor that they read; without places, memory takes no time."""
+        result: dict[str, LoopTime] = {}
         for phase in self._program.phases:
             counts = phase.tile_counts
             block = phase.blocks[counts.index(max(counts))]
-            touches, tiles, iteration = list(phase.footprint([block])), block.tile_count, _iteration(phase, block)
-            if not any(isinstance(step.dst, GlobalTile) for op in iteration for step in op.steps):
+            iteration = _iteration(phase, block)
+            if not any(is_wanted(step) for op in iteration for step in op.steps):
                 continue
-            read = written = 0.0
-            for touch in touches:
-                name, size = touch.region.tensor.name, touch.region.payload_bytes
-                if touch.is_write:
-                    written += size * (held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
-                else:
-                    read += size * touch.times * held.read_misses.get(name, 0.0)
-                    written += size * touch.times * held.read_pushes.get(name, 0.0)
-            together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * groups)
-            each = together / tiles / self.device.link("hbm").rate * self.device.clock_hz.value
-            loop = StoredLoop((read + written) * each, written * each, self._work_of_warps(iteration))
+            touches = list(phase.footprint([block]))
+            moved, written = self._cycles_of_iteration(phase, touches, block.tile_count)
+            loop = LoopTime(moved, written, self._work_of_warps(iteration))
             result |= {t.region.tensor.name: loop for t in touches if not t.is_write}
         return result
+
+    def _cycles_of_iteration(self, phase: ProgramPhase, touches: Iterable[Touch], tiles: int) -> tuple[float, float]:
+        """Return the cycles that memory takes for what one iteration of all blocks on the device at a time moves, and
+        for the part that L2 writes back, from what a block with this number of tiles touches.
+        """
+        if not self.is_placed or "hbm" not in self.device.links:
+            return 0.0, 0.0
+        held, groups, read, written = self.residency, self.device.group_count.value, 0.0, 0.0
+        for touch in touches:
+            name, size = touch.region.tensor.name, touch.region.payload_bytes
+            if touch.is_write:
+                written += size * (held.write_misses.get(name, 0.0) + held.write_pushes.get(name, 0.0))
+            else:
+                read += size * touch.times * held.read_misses.get(name, 0.0)
+                written += size * touch.times * held.read_pushes.get(name, 0.0)
+        together = len(phase.blocks) / ceil_div(len(phase.blocks), phase.place_count * groups)
+        each = together / tiles / self.device.link("hbm").rate * self.device.clock_hz.value
+        return (read + written) * each, written * each
 
     def _work_of_warps(self, ops: Sequence[TileOp]) -> float:
         """Return the cycles of an iteration of a loop for the warps of one queue, without waits."""
@@ -241,6 +322,10 @@ class SmPricing(Transfers):
         idle, lost = dict(super()._idle(step, route)), self._lost_share
         if lost and "hbm" in route.links:
             idle["hbm"] = idle.get("hbm", 0) + ceil(self._beyond(step) * lost)
+        if step.attributes.is_awaited and "hbm" in route.links:
+            trip = self._round_trip(step, step.dst.payload_bytes / route.bytes_per_cycle.value)
+            if trip is not None and trip.lost:
+                idle["hbm"] = idle.get("hbm", 0) + ceil(self._beyond(step) * trip.lost)
         return tuple(idle.items())
 
     def _miss_share(self, tensor: str) -> float:
