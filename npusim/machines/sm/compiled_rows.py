@@ -185,7 +185,7 @@ def code_work(body: str, core: RowCore, unrolled: int = 1) -> CodeWork:
     if is_loop:
         whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
         # a round loads the data of the next round, which hides most of the time of the loads
-        if is_ahead := 2 * alone < whole:
+        if is_ahead := 2 * alone < whole and _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]:
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -463,8 +463,12 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
     """Return how many tiles of a loop without products are loaded before its warps wait for one of them, and whether
     it loads some of them an iteration ahead.
     """
+    if "LDGSTS" in body and decided.stages > 1:
+        # Copies to shared memory belong to a pipeline: a slot's copy begins when the warps have read the slot's last
+        # tile, and the tile of the present iteration has no slot of its own.
+        return decided.stages - 1, True
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory belong to a pipeline
+        return decided.loaded_tiles, False
     count, is_ahead, width = loads
     return max(1, count // _loads_of_tile(phase, decided, width)) + is_ahead, is_ahead
 
