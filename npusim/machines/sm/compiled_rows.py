@@ -373,6 +373,9 @@ def with_code(
     work = code_work(body, _core_of(device, warps), unrolled)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
+    if is_persistent and not loads_of(body) and device.flags is not None:
+        # The constants that such code stores are inputs here; warps wait for none of them.
+        loaded = device.flags.usable_event_ids_count.value
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
@@ -392,6 +395,11 @@ def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int) -> tu
     if issue.sharing.turnover_cycles is not None:
         charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", due="end"))
     return tuple(charges)
+
+
+def loads_of(body: str) -> int:
+    """Return the number of loads from global memory in a body."""
+    return sum(x.name in ("LDG", "LDGSTS") for x in _read(body)[1])
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:
@@ -463,12 +471,8 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
     """Return how many tiles of a loop without products are loaded before its warps wait for one of them, and whether
     it loads some of them an iteration ahead.
     """
-    if "LDGSTS" in body and decided.stages > 1:
-        # Copies to shared memory belong to a pipeline: a slot's copy begins when the warps have read the slot's last
-        # tile, and the tile of the present iteration has no slot of its own.
-        return decided.stages - 1, True
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles, False
+        return decided.loaded_tiles, "LDGSTS" in body  # copies to shared memory belong to a pipeline
     count, is_ahead, width = loads
     return max(1, count // _loads_of_tile(phase, decided, width)) + is_ahead, is_ahead
 
