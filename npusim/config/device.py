@@ -78,6 +78,13 @@ class RoundsSpec(SpecModel):
         description="time from one read of memory to the next if a loop waits for each and no other core reads"
     )
     exponent_factor: PositiveWhole = Field(description="exponent of the norm")
+    warp_bytes_per_cycle: Positive | None = Field(
+        default=None,
+        description=(
+            "rate of a warp's reads from L2 after the first one; programs that go on with further rows wait for a row "
+            "as long as one read takes, plus the time of the row's bytes at this rate, and at most the route's latency"
+        ),
+    )
 
 
 class GlobalMemorySpec(SpecModel):

@@ -198,3 +198,39 @@ def test_staged_loops_of_other_kernels_take_their_round_trips(own: dict[str, Any
             getattr(kernels, own["kernel"])[(own["programs"],)](*read, out, *given, num_warps=warps)
     timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
     assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.14)
+
+
+#: Copies of tiles, one after the other: programs, warps, bytes of a lane, count.  Only the second was fitted on.
+COPIES = [(264, 4, 4, 1489), (132, 1, 16, 2978), (264, 2, 16, 46), (1056, 1, 4, 93)]
+
+
+@pytest.mark.parametrize(("programs", "warps", "lane", "count"), COPIES)
+def test_a_loop_of_copies_waits_for_each_tile(programs: int, warps: int, lane: int, count: int) -> None:
+    """The second took half of its measured time when loads counted as ahead that were not."""
+    kernels = import_module("reports.silicon.in_flight_kernels")
+    file = Path(kernels.__file__ or "").with_name("in_flight.json")
+    own = {"kernel": "copies", "programs": programs, "warps": warps, "lane": lane, "count": count}
+    (case,) = (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items())
+    block = 8 * warps * lane
+    size = programs * block
+    x, y = (np.empty(count * size, np.float32) for _ in range(2))
+    with npusim.record() as calls:
+        kernels.copies[(programs,)](x, y, count, size, block, num_warps=warps)
+    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.16)
+
+
+def test_a_program_that_only_stores_waits_for_no_store() -> None:
+    """A fill took 2.1 times its measured time when each tile waited for the store of the one before the last."""
+    kernels = import_module("reports.silicon.in_flight_kernels")
+    file = Path(kernels.__file__ or "").with_name("in_flight.json")
+    own = {"kernel": "fills", "programs": 264, "warps": 4, "lane": 64}
+    case = max(
+        (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items()), key=lambda c: c["count"]
+    )
+    block = 8 * 4 * 64
+    size = 264 * block
+    with npusim.record() as calls:
+        kernels.fills[(264,)](np.empty(case["count"] * size, np.float32), case["count"], size, block, num_warps=4)
+    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
+    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.05)

@@ -185,7 +185,7 @@ def code_work(body: str, core: RowCore, unrolled: int = 1, parts: float = 1) -> 
     if is_loop:
         whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
         # a round loads the data of the next round, which hides most of the time of the loads
-        if is_ahead := 2 * alone < whole:
+        if is_ahead := 2 * alone < whole and _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]:
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -378,6 +378,9 @@ def with_code(
     work = code_work(body, _core_of(device, warps), unrolled, parts / share)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
+    if is_persistent and not loads_of(body) and device.flags is not None:
+        # The constants that such code stores are inputs here; warps wait for none of them.
+        loaded = device.flags.usable_event_ids_count.value
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
@@ -408,6 +411,11 @@ def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts
     if issue.sharing.turnover_cycles is not None:
         charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", 1 / parts, due="end"))
     return tuple(charges)
+
+
+def loads_of(body: str) -> int:
+    """Return the number of loads from global memory in a body."""
+    return sum(x.name in ("LDG", "LDGSTS") for x in _read(body)[1])
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:

@@ -130,6 +130,7 @@ class SmPricing(Transfers):
             moved = moved._replace(latency_cycles=moved.latency_cycles + ceil(wait))
         if isinstance(source := step.srcs[0], GlobalTile):
             moved = moved._replace(occupancy_cycles=max(moved.occupancy_cycles, self._cycles_of_sectors(source)))
+            moved = moved._replace(latency_cycles=moved.latency_cycles - self._earlier(source))
         if step.attributes.memory_waits:
             return self._in_step(step, moved)
         if step.attributes.is_awaited:
@@ -140,6 +141,24 @@ class SmPricing(Transfers):
         share = self.device.clock_share  # L2's clock does not change when the clock of products falls
         port, latency = ceil(moved.occupancy_cycles * share), ceil(moved.latency_cycles * share)
         return moved._replace(occupancy_cycles=port, latency_cycles=latency, pipe_cycles=((f"{SM}.{op.engine}", port),))
+
+    def _earlier(self, source: GlobalTile) -> int:
+        """Return the cycles by which a row arrives earlier than after its route's latency, if a program that goes on
+        with further rows reads few bytes per warp.
+        """
+        rounds, near = self.device.memory.gm.rounds, self.sharing.lookup_cycles.value
+        if rounds is None or rounds.warp_bytes_per_cycle is None or not self._program.goes_on:
+            return 0
+        route = engine_of(self.device, LDG, DmaEngine).route("GM", "RF")
+        near += ceil(source.payload_bytes / self._row_warps / rounds.warp_bytes_per_cycle.value)
+        return max(0, route.latency_cycles.value - near)
+
+    @cached_property
+    def _row_warps(self) -> int:
+        """Number of warps of a block of the program's first phase."""
+        (phase,) = self._program.phases[:1]
+        works = (op.work for op in _operations(phase.body(phase.blocks[0])))
+        return next((w.decided.warps * w.decided.groups for w in works if isinstance(w, GroupWork)), 1)
 
     def _further_accesses(self, step: Step) -> int:
         """Return the cycles of the accesses of a load after the first one, each of which waits for the one before."""
