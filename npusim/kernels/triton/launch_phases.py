@@ -1050,7 +1050,7 @@ class LaunchGrid:
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         # a kernel in place has two tensors here
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())
-        is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
+        is_other_o = t.name == "o" or (is_stored and t.name == "O")  # rings have names without case
         name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)

@@ -1,0 +1,38 @@
+"""Kernels that were once read to wrong values, or whose runs ended in a fault of npusim's own."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def second_loop_later(X, O, N, P, B: tl.constexpr):
+    """Two loops over the first part of each row; the second one begins at the second row."""
+    p, r = tl.program_id(0), tl.arange(0, B)
+    s = 0.0
+    for i in range(P):
+        s += tl.sum(tl.load(X + (p * P + i) * N + r), 0)
+    for i in range(1, P):
+        x = tl.load(X + (p * P + i) * N + r)
+        tl.store(O + (p * P + i) * N + r, x - s)
+
+
+@triton.jit
+def few_iterations(X, O, H, L, T, N, B: tl.constexpr):
+    """A state of lanes with remainders that starts as a loaded block; a program has no iteration."""
+    h, r = tl.program_id(0), tl.arange(0, B)
+    m, w = r < N, r % 4
+    s = tl.load(H + h * N + r, mask=m, other=0.0)
+    for t in range(1, tl.load(L + h)):
+        x = tl.load(X + (h * T + t) * N + r, mask=m, other=0.0)
+        tl.store(O + (h * T + t) * N + r, s + x * w, mask=m)
+        s = tl.where(x > 0, s + x, s)
+
+
+@triton.jit
+def in_place_and_o(X, O, N, B: tl.constexpr):
+    """A tensor in place, and a second result that is called O."""
+    r = tl.program_id(0) * N + tl.arange(0, B)
+    m = tl.arange(0, B) < N
+    x = tl.load(X + r, mask=m, other=0.0)
+    tl.store(X + r, x * 2, mask=m)
+    tl.store(O + r, tl.load(X + r, mask=m, other=0.0) + 1, mask=m)

@@ -1,0 +1,47 @@
+"""Kernels that were once read to wrong values, or whose runs ended in a fault of npusim's own: beside NumPy."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
+    pytest.mark.usefixtures("without_warp_code"),
+]
+if find_spec("triton") is not None:
+    from ttir import fault_kernels as kernels
+    from ttir.stored import stored_by
+DEVICES = ("ascend_910b2", "h200")
+
+
+def _drawn(*shape: int) -> Any:
+    return np.random.default_rng(7).integers(-12, 13, shape).astype(np.float32) / 4
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_bytes_between_the_tiles_of_a_loop_are_not_read(hw: str) -> None:
+    x = _drawn(4, 2, 16)
+    made = stored_by(kernels.second_loop_later, (4,), hw, {"X": x, "O": np.zeros_like(x)}, N=16, P=2, B=8)["O"]
+    assert np.array_equal(made[:, 1, :8], x[:, 1, :8] - x[:, :, :8].sum((1, 2))[:, None])
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_block_with_which_a_state_starts_is_read_once(hw: str) -> None:
+    x, h, lengths = _drawn(2, 7, 8), _drawn(2, 8), np.array([3, 1], np.int32)
+    given = {"X": x, "O": np.zeros_like(x), "H": h, "L": lengths}
+    made = stored_by(kernels.few_iterations, (2,), hw, given, T=7, N=8, B=16)["O"]
+    w = np.arange(8) % 4
+    after = np.where(x[0, 1] > 0, h[0] + x[0, 1], h[0])
+    assert np.array_equal(made[0, 1:3], np.stack([h[0] + x[0, 1] * w, after + x[0, 2] * w]))
+    assert np.isnan(made[1]).all()
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_second_result_of_rows_may_be_called_o(hw: str) -> None:
+    x = _drawn(4, 12)
+    made = stored_by(kernels.in_place_and_o, (4,), hw, {"X": x, "O": np.zeros_like(x)}, N=12, B=16)
+    assert np.array_equal(made["X"], 2 * x) and np.array_equal(made["O"], 2 * x + 1)
