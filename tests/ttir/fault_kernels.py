@@ -36,3 +36,12 @@ def in_place_and_o(X, O, N, B: tl.constexpr):
     x = tl.load(X + r, mask=m, other=0.0)
     tl.store(X + r, x * 2, mask=m)
     tl.store(O + r, tl.load(X + r, mask=m, other=0.0) + 1, mask=m)
+
+
+@triton.jit
+def least_of_groups(X, O, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    """The index of the least element along the last of three axes."""
+    p, a, b = tl.program_id(0), tl.arange(0, A)[:, None, None], tl.arange(0, B)[None, :, None]
+    x = tl.load(X + p * A * B * C + (a * B + b) * C + tl.arange(0, C)[None, None, :])
+    i = tl.arange(0, A)[:, None] * B + tl.arange(0, B)[None, :]
+    tl.store(O + p * A * B + i, tl.argmin(x, 2))

@@ -45,3 +45,10 @@ def test_a_second_result_of_rows_may_be_called_o(hw: str) -> None:
     x = _drawn(4, 12)
     made = stored_by(kernels.in_place_and_o, (4,), hw, {"X": x, "O": np.zeros_like(x)}, N=12, B=16)
     assert np.array_equal(made["X"], 2 * x) and np.array_equal(made["O"], 2 * x + 1)
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_an_index_of_the_least_element_along_one_of_three_axes(hw: str) -> None:
+    x = _drawn(2, 2, 8, 16)
+    made = stored_by(kernels.least_of_groups, (2,), hw, {"X": x, "O": np.zeros((2, 2, 8), np.int32)}, A=2, B=8, C=16)
+    assert np.array_equal(made["O"], x.argmin(3))

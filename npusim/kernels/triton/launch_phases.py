@@ -240,7 +240,9 @@ class LaunchGrid:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
             if np.any(((visited != self.sizes[self.walked]) | (first != 0)) & self.stores[:, 0]):
-                raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
+                raise self._fault(
+                    self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes[self.walked]}"
+                )
 
     def _walked_sides(self, rows: Integers, cols: Integers) -> tuple[Integers, Integers]:
         """Return the rows and columns of all tiles together that a loop stores one beside the other."""
