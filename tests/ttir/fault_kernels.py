@@ -45,3 +45,15 @@ def least_of_groups(X, O, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
     x = tl.load(X + p * A * B * C + (a * B + b) * C + tl.arange(0, C)[None, None, :])
     i = tl.arange(0, A)[:, None] * B + tl.arange(0, B)[None, :]
     tl.store(O + p * A * B + i, tl.argmin(x, 2))
+
+
+@triton.jit
+def last_above(X, E, R, N, B: tl.constexpr):
+    """The largest index of a positive element of a row, in a loop of one iteration: a maximum of integers."""
+    p, cols, last = tl.program_id(0), tl.arange(0, B), -1.0
+    for j in range(0, N, B):
+        m = j + cols < N
+        x = tl.load(X + p * N + j + cols, mask=m, other=0.0)
+        last = tl.maximum(last, tl.max(tl.where(m & (x > 0), j + cols, -1), 0).to(tl.float32))
+        tl.store(E + p * N + j + cols, x * 2, mask=m)
+    tl.store(R + p, last)

@@ -52,3 +52,11 @@ def test_an_index_of_the_least_element_along_one_of_three_axes(hw: str) -> None:
     x = _drawn(2, 2, 8, 16)
     made = stored_by(kernels.least_of_groups, (2,), hw, {"X": x, "O": np.zeros((2, 2, 8), np.int32)}, A=2, B=8, C=16)
     assert np.array_equal(made["O"], x.argmin(3))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_maximum_of_integers_under_a_mask_in_a_loop(hw: str) -> None:
+    x = _drawn(3, 20)
+    given = {"X": x, "E": np.zeros_like(x), "R": np.zeros(3, np.float32)}
+    made = stored_by(kernels.last_above, (3,), hw, given, N=20, B=32)["R"]
+    assert np.array_equal(made, np.where(x > 0, np.arange(20), -1).max(1))
