@@ -106,3 +106,11 @@ def chosen_sums(X, O, N, B: tl.constexpr, KIND: tl.constexpr):
         tl.atomic_add(O + cols, x, mask=mask & (x > 0))
     else:
         tl.atomic_add(O + cols, x, mask=x > 0)
+
+
+@triton.jit
+def rows_onto_one(X, O, N, B: tl.constexpr, R: tl.constexpr):
+    """All rows of a block are added to one row."""
+    rows, cols = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
+    x = tl.load(X + rows[:, None] * N + cols[None, :])
+    tl.atomic_add(O + cols[None, :] + rows[:, None] * 0, x)

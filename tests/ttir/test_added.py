@@ -159,3 +159,9 @@ def test_a_condition_of_an_atomic_addition_hides_elements(kind: int, hw: str) ->
     done = _run("chosen_sums", (6,), hw, X=x, O=np.ones(16, np.float32), N=16, B=16, KIND=kind)
     chosen = (np.arange(16) > 2) & np.ones_like(x, bool) if kind == 0 else x > 0
     assert np.abs(np.ravel(done.output) - 1 - np.where(chosen, x, 0).astype(np.float64).sum(0)).max() < 1e-5
+
+
+def test_rows_of_a_block_that_are_added_to_one_row_are_refused() -> None:
+    words = {"X": np.ones((8, 16), np.float32), "O": np.zeros(16, np.float32)}
+    with pytest.raises(ProgramError, match="several elements of one block are added to one element"):
+        _run("rows_onto_one", (2,), "h200", **words, N=16, B=16, R=4)

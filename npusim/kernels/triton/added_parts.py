@@ -247,6 +247,9 @@ def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Func
 
 def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
     """Return the place at which each program's part begins; programs that add to the same block have separate parts."""
+    if any(not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)):
+        why = "several elements of one block are added to one element of a tensor, which is not supported"
+        raise op.fail(f"{why}; add them first (tl.sum) and use tl.atomic_add on the sums")
     addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
     every, kinds = np.unique(addresses, axis=0, return_inverse=True)
     if len(np.unique(every)) < sum(len(np.unique(each)) for each in every) and every.shape[1] > 1:
