@@ -255,7 +255,7 @@ class Arithmetic(Draft, ABC):
 
     def _tt_trans(self, op: Op, x: Known) -> None:
         if not isinstance(x, Floats):
-            raise op.fail("transposing a block of integers")
+            raise op.fail("tl.trans of a block of integers is not supported; load the integers in the other order")
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
     def _tt_ptr_to_int(self, op: Op, pointer: Known) -> None:
