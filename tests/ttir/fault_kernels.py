@@ -57,3 +57,19 @@ def last_above(X, E, R, N, B: tl.constexpr):
         last = tl.maximum(last, tl.max(tl.where(m & (x > 0), j + cols, -1), 0).to(tl.float32))
         tl.store(E + p * N + j + cols, x * 2, mask=m)
     tl.store(R + p, last)
+
+
+@triton.jit
+def every_second(X, O, T, N, B: tl.constexpr):
+    """A state of lanes with remainders of programs, to which only every second tile of seven is added."""
+    b, h = tl.program_id(0) % 3, tl.program_id(0) // 3
+    if h >= 2:
+        return
+    r = b * B + tl.arange(0, B)
+    m = r < N
+    s = tl.zeros((B,), tl.float32)
+    for t in range(0, T):
+        x = tl.load(X + (h * T + t) * N + r, mask=m, other=0.0).to(tl.float32)
+        tl.store(O + (h * T + t) * N + r, tl.where(x > 0, s, x), mask=m)
+        if t % 2 == 0:
+            s = s + x

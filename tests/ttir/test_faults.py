@@ -60,3 +60,11 @@ def test_a_maximum_of_integers_under_a_mask_in_a_loop(hw: str) -> None:
     given = {"X": x, "E": np.zeros_like(x), "R": np.zeros(3, np.float32)}
     made = stored_by(kernels.last_above, (3,), hw, given, N=20, B=32)["R"]
     assert np.array_equal(made, np.where(x > 0, np.arange(20), -1).max(1))
+
+
+@pytest.mark.parametrize("hw", DEVICES)
+def test_a_mask_of_tiles_has_a_shorter_last_group(hw: str) -> None:
+    x = _drawn(1, 7, 20)
+    made = stored_by(kernels.every_second, (3,), hw, {"X": x, "O": np.zeros_like(x)}, T=7, N=20, B=8)["O"]
+    added = np.where((np.arange(7) % 2 == 0)[:, None], x[0], 0)
+    assert np.array_equal(made[0], np.where(x[0] > 0, added.cumsum(0) - added, x[0]))

@@ -600,9 +600,10 @@ class MaskView(View):
 
     def array(self, values: Array | None = None) -> Array:
         """Return the mask, or numbers, as (batch * splits, heads, rows, columns)."""
-        places = np.zeros((1,) * len(self.sizes), np.int64)
-        for i, (n, step) in enumerate(zip(self.sizes, self.by, strict=True)):
-            places = places + (np.arange(n) * step).reshape(n, *(1 for _ in self.sizes[i + 1 :]))
+        sizes, by = (self.ragged.sizes, self.ragged.by) if self.ragged else (self.sizes, self.by)
+        places = np.zeros((1,) * len(sizes), np.int64)
+        for i, (n, step) in enumerate(zip(sizes, by, strict=True)):
+            places = places + (np.arange(n) * step).reshape(n, *(1 for _ in sizes[i + 1 :]))
         assert self.holds is not None
         return super().array(self.holds[places].astype(get_format(self.fmt).dtype))
 
