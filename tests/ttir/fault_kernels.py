@@ -68,7 +68,7 @@ def every_second(X, O, T, N, B: tl.constexpr):
     r = b * B + tl.arange(0, B)
     m = r < N
     s = tl.zeros((B,), tl.float32)
-    for t in range(0, T):
+    for t in range(T):
         x = tl.load(X + (h * T + t) * N + r, mask=m, other=0.0).to(tl.float32)
         tl.store(O + (h * T + t) * N + r, tl.where(x > 0, s, x), mask=m)
         if t % 2 == 0:
