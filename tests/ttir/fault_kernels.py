@@ -73,3 +73,11 @@ def every_second(X, O, T, N, B: tl.constexpr):
         tl.store(O + (h * T + t) * N + r, tl.where(x > 0, s, x), mask=m)
         if t % 2 == 0:
             s = s + x
+
+
+@triton.jit
+def counted_so_far(X, O, N, B: tl.constexpr):
+    """The number of positive elements up to each one."""
+    r = tl.arange(0, B)
+    x = tl.load(X + tl.program_id(0) * N + r)
+    tl.store(O + tl.program_id(0) * N + r, tl.cumsum((x > 0).to(tl.int32), 0))

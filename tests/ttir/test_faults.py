@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npusim.errors import ProgramError
+
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: npusim[triton]"),
     pytest.mark.usefixtures("without_warp_code"),
@@ -68,3 +70,9 @@ def test_a_mask_of_tiles_has_a_shorter_last_group(hw: str) -> None:
     made = stored_by(kernels.every_second, (3,), hw, {"X": x, "O": np.zeros_like(x)}, T=7, N=20, B=8)["O"]
     added = np.where((np.arange(7) % 2 == 0)[:, None], x[0], 0)
     assert np.array_equal(made[0], np.where(x[0] > 0, added.cumsum(0) - added, x[0]))
+
+
+def test_a_cumulative_sum_of_computed_integers_is_refused_by_its_name() -> None:
+    x = _drawn(2, 16)
+    with pytest.raises(ProgramError, match=r"a tl\.cumsum of computed i32 is not supported; convert it to tl\.float32"):
+        stored_by(kernels.counted_so_far, (2,), "h200", {"X": x, "O": np.zeros((2, 16), np.int32)}, N=16, B=16)
