@@ -205,6 +205,8 @@ def _select(x: ArrayLike, y: ArrayLike, name: str | FloatFormat, *, nan: str, la
     fmt = get_format(name)
     if nan not in MAX_NANS:
         raise FormatError(f"unknown NaN rule {nan!r} of max and min; known: {', '.join(MAX_NANS)}")
+    if fmt.is_integer:
+        return _select_integer(x, y, fmt, largest=largest)
     shaped = np.broadcast_arrays(*check_operands((x, y), fmt))
     signed = np.dtype(f"i{fmt.size_bytes}")
     first, second = (np.ascontiguousarray(item).reshape(-1).view(signed) for item in shaped)
@@ -212,6 +214,17 @@ def _select(x: ArrayLike, y: ArrayLike, name: str | FloatFormat, *, nan: str, la
     rules = (largest, nan == "propagate")
     elementwise_kernels.select_patterns(first, second, out, pattern_limits(fmt), rules)
     return out.view(fmt.dtype).reshape(shaped[0].shape)
+
+
+def _select_integer(x: ArrayLike, y: ArrayLike, fmt: FloatFormat, *, largest: bool) -> Array:
+    """Return the larger or smaller of two integers of a format, in the format; Python numbers are converted."""
+    for position, each in enumerate((x, y)):
+        if not isinstance(each, (int, float)) and np.asarray(each).dtype != fmt.dtype:
+            raise FormatError(f"operand {position} has dtype {np.asarray(each).dtype}; {fmt.name} needs {fmt.dtype}")
+        if isinstance(each, (int, float)) and np.asarray(each).astype(fmt.dtype) != each:
+            raise FormatError(f"operand {position} is {each}, which is no {fmt.name}")
+    first, second = (np.asarray(each).astype(fmt.dtype) for each in (x, y))
+    return np.asarray(np.maximum(first, second) if largest else np.minimum(first, second))
 
 
 def pattern_limits(fmt: FloatFormat) -> tuple[int, int, int]:
@@ -226,7 +239,7 @@ def maximum(x: ArrayLike, y: ArrayLike, fmt: str | FloatFormat, *, nan: MaxNan =
 
     ``nan="number"``: a number has precedence over a NaN, and two NaNs give the canonical NaN (IEEE 754-2019
     maximumNumber; NVIDIA ``max``, checked on H200); ``"propagate"``: any NaN gives the canonical NaN (maximum;
-    ``max.NaN``).
+    ``max.NaN``).  Integers have no NaN.
 
     Raises `FormatError` for an unknown format or rule or an operand of another dtype.
     """

@@ -187,7 +187,17 @@ def tiles_of(frame: Frame, n: str, block: WorkTile) -> list[Visit]:
     if n in frame.phase.by_tile:
         return [Visit(at, block.first, 1) for at in range(block.tile_count)]
     if (stack := frame.stack(n)) and stack.axis in frame.walked:
+        if frame.is_start_alone(n):
+            return [Visit(0, block.runs[0].col, 1)]
         # some blocks may be omitted in a step
         visited = {at for run in block.runs for span in run.stretches for at in range(*span)}
         return [Visit(0, at, 1) for at in sorted(visited)]
+    if frame.is_visited(n) and any(len(run.stretches) > 1 for run in block.runs):  # tiles with gaps between them
+        spans = list[tuple[int, int]]()
+        for at, end in sorted({span for run in block.runs for span in run.stretches}):
+            if spans and at <= spans[-1][1]:
+                spans[-1] = spans[-1][0], max(end, spans[-1][1])
+            else:
+                spans.append((at, end))
+        return [Visit(0, at, end - at) for at, end in spans]
     return [Visit(0, block.first, block.last - block.first)]

@@ -191,6 +191,10 @@ class Frame:
         """Return whether the loop visits an operand or result tile by tile."""
         return is_visited(self.phase, n, self.loop_axis)
 
+    def is_start_alone(self, n: str) -> bool:
+        """Return whether a state starts with an operand that no stage reads: a block loads it once."""
+        return n not in self.operands and any(name.first == n for name in self.phase.names.values())
+
     @cached_property
     def operands(self) -> tuple[str, ...]:
         """Names of tensors that stages read, in the order of reading."""

@@ -178,3 +178,12 @@ def test_other_dtypes_are_refused() -> None:
         formats.add(np.zeros(3, np.int8), 1, "int8")
     with pytest.raises(FormatError, match="unknown NaN rule"):
         formats.maximum(x, x, "float32", nan="drop")  # type: ignore[arg-type]
+
+
+def test_the_larger_of_integers_is_exact_and_other_types_are_refused() -> None:
+    x = np.array([2**31 - 1, -(2**31), 5], np.int32)
+    assert formats.maximum(x, -1.0, "int32").tolist() == [2**31 - 1, -1, 5]
+    assert formats.minimum(x, np.array([7], np.int32), "int32").tolist() == [7, -(2**31), 5]
+    for other in (0.5, np.ones(3, np.float32)):
+        with pytest.raises(FormatError, match=r"no int32|needs int32"):
+            formats.maximum(x, other, "int32")

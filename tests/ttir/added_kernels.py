@@ -92,3 +92,25 @@ def added_down(X, Y, R: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr):
     else:
         more = tl.arange(0, 16)[:, None]
         tl.store(Y + (tl.program_id(0) * 16 + more) * C + cols, tl.broadcast_to(sums, (16, C)))
+
+
+@triton.jit
+def chosen_sums(X, O, N, B: tl.constexpr, KIND: tl.constexpr):
+    """Additions of the elements that a second condition of a mask chooses."""
+    row, cols = tl.program_id(0), tl.arange(0, B)
+    mask = cols < N
+    x = tl.load(X + row * N + cols, mask=mask, other=0.0)
+    if KIND == 0:
+        tl.atomic_add(O + cols, x, mask=mask & (cols > 2))
+    elif KIND == 1:
+        tl.atomic_add(O + cols, x, mask=mask & (x > 0))
+    else:
+        tl.atomic_add(O + cols, x, mask=x > 0)
+
+
+@triton.jit
+def rows_onto_one(X, O, N, B: tl.constexpr, R: tl.constexpr):
+    """All rows of a block are added to one row."""
+    rows, cols = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, B)
+    x = tl.load(X + rows[:, None] * N + cols[None, :])
+    tl.atomic_add(O + cols[None, :] + rows[:, None] * 0, x)

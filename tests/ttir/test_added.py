@@ -150,3 +150,18 @@ def test_a_sum_of_columns_is_not_read_as_one_of_rows_where_every_row_has_it(kind
         assert "rows npusim reads as columns" in str(error) or "their axes differ" in str(error)
         return
     assert np.abs(stored(done, words)["Y"] - np.broadcast_to(wanted, y.shape)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "hw"), [(0, "h200"), (0, "ascend_910b2"), (1, "h200"), (2, "ascend_910b2")])
+def test_a_condition_of_an_atomic_addition_hides_elements(kind: int, hw: str) -> None:
+    """A part that only a list of elements selects was once added up as zeros."""
+    x = np.random.default_rng(2).standard_normal((6, 16)).astype(np.float32)
+    done = _run("chosen_sums", (6,), hw, X=x, O=np.ones(16, np.float32), N=16, B=16, KIND=kind)
+    chosen = (np.arange(16) > 2) & np.ones_like(x, bool) if kind == 0 else x > 0
+    assert np.abs(np.ravel(done.output) - 1 - np.where(chosen, x, 0).astype(np.float64).sum(0)).max() < 1e-5
+
+
+def test_rows_of_a_block_that_are_added_to_one_row_are_refused() -> None:
+    words = {"X": np.ones((8, 16), np.float32), "O": np.zeros(16, np.float32)}
+    with pytest.raises(ProgramError, match="several elements of one block are added to one element"):
+        _run("rows_onto_one", (2,), "h200", **words, N=16, B=16, R=4)

@@ -45,7 +45,7 @@ class PartsApart(NamedTuple):
     """The kernel that stores the parts, the kernel that adds them with its grid, and the arguments of both.
 
     ``others``: the kernel of the other results; None if there are no others.  ``parts``: number of parts of each
-    element.
+    element.  ``adds_zeros``: as in `parts_apart`.
     """
 
     before: Function
@@ -54,6 +54,7 @@ class PartsApart(NamedTuple):
     arguments: dict[str, Any]
     grid: tuple[int, ...]
     parts: int
+    adds_zeros: bool = False
 
 
 def has_atomics(function: Function) -> bool:
@@ -98,12 +99,19 @@ def _with_effects(operations: Sequence[Op], kept: Sequence[Op]) -> tuple[list[Op
 
 
 def parts_apart(
-    function: Function, arguments: Mapping[str, Any], count: int, *, by_element: bool = False, is_flat: bool = False
+    function: Function,
+    arguments: Mapping[str, Any],
+    count: int,
+    *,
+    by_element: bool = False,
+    is_flat: bool = False,
+    adds_zeros: bool = False,
 ) -> PartsApart:
     """Return a kernel with atomic additions as two kernels, for this number of parts of each element.
 
     ``by_element``: each program of the second kernel adds one element, and not a row.  ``is_flat``: the tensor of the
-    parts has all elements of one part along one axis.
+    parts has all elements of one part along one axis.  ``adds_zeros``: where the last condition of its mask hides an
+    element, a program adds 0.
 
     Raises `ProgramError` for other atomic operations, for several such tensors, and for a tensor with gaps.
     """
@@ -133,6 +141,9 @@ def parts_apart(
             pointer, value, *mask = op.operands
             chain, into = _into_parts(op, pointer, (root, name), fmt, span, result)
             pointers.add(into)
+            if adds_zeros and mask:
+                zeros, value, mask = _with_zeros(op, value, mask[0], result)
+                chain = [*chain, *zeros]
             listed += [*chain, Op("tt.store", [], [into, value, *mask], "tt.store", "", op.line)]
         return listed
 
@@ -152,7 +163,7 @@ def parts_apart(
     columns = view.sizes[-1] if is_by_row else 1
     adding = _adding(function.name, (root, total), fmt, columns)
     after = adding._replace(operations=[replace(op, line=line) for op in adding.operations])
-    return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1), count)
+    return PartsApart(before, others, after, {**arguments, **given}, (span // columns, 1, 1), count, adds_zeros)
 
 
 def _added_tensor(
@@ -195,6 +206,20 @@ def _into_parts(
     return [Op("npusim.into_part", [own], [name, pointer], text, type_, op.line)], own
 
 
+def _with_zeros(op: Op, value: str, mask: str, made: Mapping[str, Op]) -> tuple[list[Op], str, list[str]]:
+    """Return the operations that choose 0 where a mask hides an element; the chosen value; and the mask without its
+    last condition, none if it has only one.
+    """
+    zero, chosen = f"{op.results[0]}@zero", f"{op.results[0]}@chosen"
+    dense = "dense<0.0>" if op.type.startswith("tensor") else "0.0"
+    text = f"arith.constant {dense} : {op.type}"
+    constant = Op("arith.constant", [zero], [], text, op.type, op.line)
+    select = Op("arith.select", [chosen], [mask, value, zero], f"arith.select : {op.type}", op.type, op.line)
+    joined = made.get(mask)
+    is_joined = joined is not None and joined.name == "arith.andi"
+    return [constant, select], chosen, joined.operands[:1] if joined is not None and is_joined else []
+
+
 def _format(function: Function, root: str) -> str:
     fmt = function.parameters[root].removeprefix("!tt.ptr<").removesuffix(">")
     return FORMATS.get(fmt, "")
@@ -227,6 +252,9 @@ def _adding(called: str, names: tuple[str, str], fmt: str, columns: int) -> Func
 
 def part_of(op: Op, base: Affine, pointer: Affine, view: View) -> Affine:
     """Return the place at which each program's part begins; programs that add to the same block have separate parts."""
+    if any(not step and n > 1 for step, n in zip(pointer.steps, pointer.shape, strict=True)):
+        why = "several elements of one block are added to one element of a tensor, which is not supported"
+        raise op.fail(f"{why}; add them first (tl.sum) and use tl.atomic_add on the sums")
     addresses: Integers = np.broadcast_to(pointer.base, (len(pointer.base), pointer.base.shape[1]))
     every, kinds = np.unique(addresses, axis=0, return_inverse=True)
     if len(np.unique(every)) < sum(len(np.unique(each)) for each in every) and every.shape[1] > 1:

@@ -255,7 +255,7 @@ class Arithmetic(Draft, ABC):
 
     def _tt_trans(self, op: Op, x: Known) -> None:
         if not isinstance(x, Floats):
-            raise op.fail("transposing a block of integers")
+            raise op.fail("tl.trans of a block of integers is not supported; load the integers in the other order")
         self._set(op, replace(x, axes=x.axes[::-1], is_transposed=not x.is_transposed))
 
     def _tt_ptr_to_int(self, op: Op, pointer: Known) -> None:
@@ -1050,7 +1050,9 @@ class Arithmetic(Draft, ABC):
             raise op.fail(f"{what} {why}; use tl.sum or tl.max")
         fmt = floats[0].fmt
         if any(x.fmt != fmt for x in floats) or (fmt != "f32" and (is_scan or not is_exact(op))):
-            raise op.fail(f"{what} of {fmt} with a custom combine function is not supported; convert it to tl.float32")
+            is_sum = is_scan and [o.name for o in op.body if o.name != "block"][:-1] == ["arith.addi"]
+            does = f"a tl.cumsum of computed {fmt}" if is_sum else f"{what} of {fmt} with a custom combine function"
+            raise op.fail(f"{does} is not supported; convert it to tl.float32")
         if op.number("axis") != rank - 1 or floats[0].axes[-1:] == (None,):
             why = "with a custom combine function is supported only along the last axis, and only if it has several"
             raise op.fail(f"{what} {why} elements")

@@ -49,7 +49,7 @@ from npusim.kernels.triton.values import (
     literal,
     refuse_many,
 )
-from npusim.kernels.triton.whole_numbers import MOST_EXACT, WholeNumbers, of_integers
+from npusim.kernels.triton.whole_numbers import MOST_EXACT, WholeNumbers, of_integers, unread_integers
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.values import Integers
@@ -487,7 +487,7 @@ class ExactIntegers(WholeNumbers, ABC):
         """Read a block's elements, (program, iteration, *axes), as tiles of a separate tensor."""
         assert self._walk is not None
         if not self.choices.way("knows_tiles"):
-            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+            raise unread_integers(op, is_in_loop=True)
         block = values.shape[2:]
         refuse_many(op, len(self.ids) * self._walk.most * int(np.prod(block)))
         whole = np.broadcast_to(values, (len(self.ids), self._walk.most, *block))

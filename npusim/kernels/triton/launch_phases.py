@@ -243,7 +243,9 @@ class LaunchGrid:
             visited = np.where(self.is_visited, self.walk[1], 0).sum(1)
             first = np.where(self.is_visited, self.walk[0], 0).min(1)
             if np.any(((visited != self.sizes[self.walked]) | (first != 0)) & self.stores[:, 0]):
-                raise self._fault(self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes['key']}")
+                raise self._fault(
+                    self.stored.line, f"a program adds up {int(visited.min())} of {self.sizes[self.walked]}"
+                )
 
     def _walked_sides(self, rows: Integers, cols: Integers) -> tuple[Integers, Integers]:
         """Return the rows and columns of all tiles together that a loop stores one beside the other."""
@@ -1053,7 +1055,7 @@ class LaunchGrid:
         is_result = of == self.stored.pointer.of and not t.is_workspace and not load and not self.number
         # a kernel in place has two tensors here
         is_changed = is_stored and any(of == x.of for x in self.reader.loads.values())
-        is_other_o = t.name == "o" or (is_stored and t.name == "O" and len(self.stored.value.axes) > 1)
+        is_other_o = t.name == "o" or (is_stored and t.name == "O")  # rings have names without case
         name = "o" if is_result else f"{t.name}_" if is_changed or is_other_o else t.name
         name = f"{name}_{self.number}" if self.number and not t.is_workspace else name
         rows, shared = (self.out.shape[ROWS],) * 2 if load in self.shared else (rows, 1)

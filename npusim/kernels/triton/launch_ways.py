@@ -327,12 +327,13 @@ def _added(tries: _Tries) -> list[LaunchGrid]:
         why = f"atomic additions to several tensors: read as {len(every)} kernels, one for each; `output` has the first"
         made[0].reader.notes.append(f"{function.name}: {why}; {_LAUNCHES.format(len(made))}")
         return made
-    apart = parts_apart(function, arguments, 1)
     try:
-        makers = _kernels(tries.of(apart.before, apart.arguments))
-    except PartsError as error:
-        apart = parts_apart(function, arguments, error.count)
-        makers = _kernels(tries.of(apart.before, apart.arguments))
+        apart, makers = _with_makers(tries)
+    except ProgramError as fault:
+        try:
+            apart, makers = _with_makers(tries, adds_zeros=True)
+        except ProgramError:
+            raise fault from None
     apart, makers, adder = _with_adder(tries, apart, makers)
     makers += _kernels(tries.of(apart.others, arguments)) if apart.others else []
     why = (
@@ -341,6 +342,16 @@ def _added(tries: _Tries) -> list[LaunchGrid]:
     )
     adder.reader.notes.append(f"{apart.after.operations[0].line}: {why}; {_LAUNCHES.format(1 + len(makers))}")
     return [adder, *makers]
+
+
+def _with_makers(tries: _Tries, *, adds_zeros: bool = False) -> tuple[PartsApart, list[LaunchGrid]]:
+    """Return the kernels of atomic additions, and the blocks of the kernel that computes the parts."""
+    apart = parts_apart(tries.function, tries.arguments, 1, adds_zeros=adds_zeros)
+    try:
+        return apart, _kernels(tries.of(apart.before, apart.arguments))
+    except PartsError as error:
+        apart = parts_apart(tries.function, tries.arguments, error.count, adds_zeros=adds_zeros)
+        return apart, _kernels(tries.of(apart.before, apart.arguments))
 
 
 def _with_adder(
@@ -356,10 +367,11 @@ def _with_adder(
     stored = [x for x in (each.out for each in makers) if x.name in apart.arguments and isinstance(x, View)]
     if not stored or not all(x.shape[-1] == 1 < x.shape[-2] for x in stored):
         return apart, makers, _checked_adder(apart, makers, adders)
-    apart = parts_apart(function, arguments, apart.parts, by_element=True)
+    zeros = apart.adds_zeros
+    apart = parts_apart(function, arguments, apart.parts, by_element=True, adds_zeros=zeros)
     with suppress(ProgramError):
         return apart, makers, _checked_adder(apart, makers, adders, like=stored[0])
-    apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True)
+    apart = parts_apart(function, arguments, apart.parts, by_element=True, is_flat=True, adds_zeros=zeros)
     makers = _kernels(tries.of(apart.before, apart.arguments))
     return apart, makers, _checked_adder(apart, makers, adders)
 

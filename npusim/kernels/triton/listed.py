@@ -17,7 +17,7 @@ import numpy as np
 from npusim.errors import ProgramError
 from npusim.formats.whole import WIDE, whole_limits
 from npusim.kernels.triton.integers import DIVISIONS, NonlinearError, computed_of, known_throughout
-from npusim.kernels.triton.tensor_axes import GatheredView, View, gathered
+from npusim.kernels.triton.tensor_axes import GatheredView, MaskView, View, gathered
 from npusim.kernels.triton.values import (
     RELATIONS,
     Affine,
@@ -595,6 +595,13 @@ def rows_of(op: Op, x: Listed, source: View, name: str) -> tuple[Affine, Gathere
     rest = sum(source.index((i,), known) * source.by[i] for i in along)
     if np.any(rest != known):
         raise op.fail(f"{source.name}: loaded integers address an element outside of its axes")
+    if source.is_workspace:
+        raise op.fail(
+            f"{source.name}: rows that a list selects, or that a mask chooses, of values that npusim stores "
+            "between two kernels are not supported"
+        )
+    if isinstance(source, MaskView):
+        raise op.fail(f"{source.name}: rows of integers that a list selects, or that a mask chooses, are not supported")
     if np.any(shift := _shift_along(source, along, x)):
         return rows_of(op, _shifted(op, x, shift), source, name)
     view = gathered(name, source, along, tuple(np.where(inside, x.table, -1).tolist()))

@@ -1038,6 +1038,8 @@ class Memory(ExactIntegers):
         """Return the tensor's axis, rows or columns, for each axis of a block; refuse a block along other axes."""
         if (dims := self._dims_of(pointer, tensor)) is not None:
             return dims
+        if (axes := len(pointer.shape)) > 2:
+            raise op.fail(f"{pointer.of}: a block of {axes} axes is not supported here; allowed: one or two axes")
         steps = [s for s, n in zip(pointer.steps, pointer.shape, strict=True) if n > 1]
         rows = list(tensor.steps[ROWS:])
         raise op.fail(f"{pointer.of} is accessed with strides {steps}; its rows and columns have {rows}")

@@ -115,6 +115,7 @@ def mask_of_plain(
         _form(rules_of[0]) in (((("sge", 1, -1),), ()), ((("sgt", 1, -1),), ()))
         and kind in (None, "cut")
         and not grid.number
+        and "key" in grid.sizes
     ):
         mask = TilingMask()
         try:

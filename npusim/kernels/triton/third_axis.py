@@ -137,15 +137,16 @@ def _axes(operations: list[Op], axis: int) -> dict[str, int | None] | None:
 def _like(op: Op, ranks: Mapping[str, int], known: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
     """Yield the positions of the axis in blocks of an operation, derived from the operation's other blocks."""
     blocks = [n for n in (*op.operands, *op.results) if ranks.get(n)]
-    if op.name in ("tt.expand_dims", "tt.reduce") and len(blocks) > 1:
-        (small, large), new = (blocks if op.name == "tt.expand_dims" else blocks[::-1]), op.number("axis")
-        if large in known:
+    larger, smaller = (op.operands, op.results) if op.name == "tt.reduce" else (op.results, op.operands)
+    smaller = [n for n in smaller if ranks.get(n)]
+    if op.name in ("tt.expand_dims", "tt.reduce") and smaller:
+        new, large, small = op.number("axis"), *(next((n for n in of if n in known), "") for of in (larger, smaller))
+        if large:
             at = known[large]
-            yield small, None if at is None or at == new else at - (at > new)
-        elif known.get(small) is not None:
-            at = known[small]
-            assert at is not None
-            yield large, at + (at >= new)
+            yield from ((n, at) for n in larger)
+            yield from ((n, None if at is None or at == new else at - (at > new)) for n in smaller)
+        elif (at := known.get(small)) is not None:
+            yield from ((n, at + (at >= new)) for n in larger)
         return
     of = next((n for n in blocks if n in known), None)
     if of is not None:

@@ -185,7 +185,7 @@ class WholeNumbers(Arithmetic, ABC):
         """Return indices as a block of numbers that is read; ``like``: axes of the block with which they are read."""
         values = values_of(op, x)
         if self._walk is not None or np.abs(values).max() > MOST_EXACT:
-            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+            raise unread_integers(op, is_in_loop=self._walk is not None)
         return self._known_block(op, self._unique("indices"), values, f"i{x.bits}", like=like)
 
     def _indices_of_tiles(self, op: Op, x: Affine, axis: str | None) -> Floats:
@@ -305,7 +305,7 @@ class WholeNumbers(Arithmetic, ABC):
         given = elements_in(op, x)
         values = given.values if is_signed else without_sign(given.values, given.bits).astype(np.int64)
         if self._walk is not None or np.abs(values).max(initial=0) > MOST_EXACT:
-            raise op.fail("indices as values of a tile in a loop, or beyond 2^24")
+            raise unread_integers(op, is_in_loop=self._walk is not None)
         bits = max(given.bits, 8 if is_signed else 16)
         is_one = values.ndim == len(("program", "iteration"))
         block = values[..., None] if is_one else values
@@ -731,6 +731,15 @@ def _most_of(x: Known) -> int | None:
     if isinstance(x, Number):
         return abs(int(x.value)) if x.is_known else None
     return (x.most or None) if isinstance(x, Floats) else None
+
+
+def unread_integers(op: Op, *, is_in_loop: bool) -> ProgramError:
+    """Return the error of known integers that a kernel uses as values and that npusim does not read as such."""
+    if is_in_loop:
+        return op.fail(
+            "integers of a block in a loop, such as indices, are used as values, which is not supported here"
+        )
+    return op.fail("integers of a block beyond 2^24 are used as values, which is not supported here")
 
 
 def of_integers(op: Op) -> str:
