@@ -22,7 +22,7 @@ DOTTED = 24
 
 
 class Bar(NamedTuple):
-    """One operation: what kind it is, its number, and its edges in microseconds."""
+    """One operation: its kind, its number, and its start and end in microseconds."""
 
     kind: str
     label: str

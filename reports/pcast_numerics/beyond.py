@@ -48,7 +48,7 @@ PLAIN = "hpc_ops_s1"
 
 
 class Collapse(NamedTuple):
-    """Proposition 3 beside what is measured, a value a head."""
+    """Proposition 3 and measured values, one for each head."""
 
     proposition: Doubles  #: the sum of p^2 over the keys that were zeroed (equation 9)
     error: Doubles  #: mean squared error of the output

@@ -4,7 +4,7 @@
 
 How far blocks go on in step: the first waves take longer than later ones where a tile waits for its copies.  ``FILE``
 holds the kernels measured: ../shared/measurements/h200_kernels.py.  Needs torch, triton and one GPU; a minute.
-Data beside this file (waves.json): one H100, 2026-11-26, with what a profiler said of three loops and of the clocks.
+Data in this folder (waves.json): one H100, 2026-11-26, with what a profiler said of three loops and of the clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS = 8
 
 
 def back_to_back(function: object) -> float:
-    """Return the median time of a call behind others, in microseconds: L2 holds what the one before left."""
+    """Return the median time of a call after others, in microseconds: L2 holds what the one before left."""
     times = []
     function()
     for _ in range(5):

@@ -1,7 +1,7 @@
 """Predict every configuration of a sweep that was measured: ``python reports/tune/record.py SWEEP.csv FILE.py ...``.
 
 The kernels are public and stay where they are published: each file is given by its path, and has the function that
-`LAUNCHES` names.  Writes `FILE` beside this script, from which ``reports/build.py tune`` makes the page.
+`LAUNCHES` names.  Writes `FILE` in this script's folder, from which ``reports/build.py tune`` makes the page.
 """
 
 from __future__ import annotations

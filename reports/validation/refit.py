@@ -26,7 +26,7 @@ PREDICTED = (
     "fp8_b1h16s2048d128_chained",
     "fp8_b1h16s2048d128_fresh",
 )
-#: What was known of constants before any tile group was seen (the sources in the device file say where from).
+#: Values of constants before any tile group was seen; the device file states their sources.
 BEFORE: Mapping[str, float] = MappingProxyType(
     {"product_issue_factor": 1.33, "step_instructions_count": 52, "load_cycles.wgmma": 49, "SPILL.bytes_per_cycle": 34}
 )
@@ -63,7 +63,7 @@ def constants() -> dict[str, float]:
 
 
 def before() -> dict[str, float]:
-    """Return what they were before."""
+    """Return their earlier values."""
     return {
         key: next((v for end, v in BEFORE.items() if key.endswith(end)), filed) for key, filed in constants().items()
     }
@@ -91,7 +91,9 @@ def _loss(group: str, changes: Mapping[str, float]) -> float:
 
 @cache
 def fit(group: str = FITTED) -> Fit:
-    """Return the constants that meet a group best, one after the other, from what they were before any was seen."""
+    """Return the constants that fit a group best, one after another, starting from their values before any group was
+    seen.
+    """
     values, filed = before(), constants()
     best, tried = _loss(group, values), 1
     for factors in STEPS:
