@@ -146,7 +146,7 @@ def _blocks(found: list[Row]) -> Section:
 
 
 def _causes(_found: list[Row]) -> Section:
-    """Hosts as the larger of two times and as a sum; the tuning bank's records by how their operands lie."""
+    """Hosts as the larger of two times and as a sum; the tuning bank's records by the layout of their operands."""
     found, bank = causes.hosts(), study.bank()
     fractals = [r for r in bank if r.case.workload.operands == "nz"]
     kinds = {

@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 def _loads(core: str, cores: int, rows: int, width: int) -> float:
-    """Return the time of 302 MB in DMAs of so many pieces of 128 B, from rows of ``width`` float16."""
+    """Return the time of 302 MB in DMAs of ``rows`` pieces of 128 B, from rows of ``width`` float16."""
     device = load_device("ascend_910b2")
     source = GlobalTensor("x", 1, 1, 12288, width, "float16", "input")
     place = Tile("aic.L1" if core == "aic" else "aiv0.UB", 0, rows, 64, 64, "float16")
@@ -58,7 +58,7 @@ def _loads(core: str, cores: int, rows: int, width: int) -> float:
 
 
 def _addition(rows: int, columns: int, device: DeviceSpec) -> TileProgram:
-    """Return the sum of two tensors, a row of so many elements in a load."""
+    """Return a program that adds two tensors; a load has one row of ``columns`` elements."""
     machine = AscendMachine(device)
     tensors = {n: GlobalTensor(n, 1, 1, rows, columns, "float16", "output" if n == "y" else "input") for n in "xzy"}
     names = {n: Name("result" if n == "y" else "operand", ("row", "col"), "float16") for n in tensors}

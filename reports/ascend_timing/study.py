@@ -216,7 +216,7 @@ class Without(NamedTuple):
 
 
 def without(source: str) -> Without:
-    """Return how a repository's cases are met as filed, and by constants chosen without them."""
+    """Return the errors of a repository's cases with the filed constants, and with constants chosen without them."""
     changes, patterns = OTHERWISE[source], SOURCES[source]
     changed = _Changed(changes)
     filed = [r for p in patterns for r in counted(rows(p))]

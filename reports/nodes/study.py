@@ -1,4 +1,4 @@
-"""Computations behind the page on nodes: outcomes of tiling, forms of collectives, sums in their order."""
+"""Computations of the page on nodes: outcomes of tiling, forms of collectives, sums in their order."""
 
 from __future__ import annotations
 

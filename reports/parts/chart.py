@@ -56,7 +56,7 @@ def chart(
     ]
 
     def scaled(is_log: bool) -> dict[str, Any]:
-        # Labels stay under their ticks: one moved inwards at an end stands beside its neighbour.
+        # Labels stay under their ticks: one moved inwards at an end stands next to its neighbour.
         axis = alt.Axis(format="~r", tickCount=TICKS, labelFlush=False, labelOverlap="greedy", labelSeparation=8)
         return {"scale": alt.Scale(type="log") if is_log else alt.Scale(zero=True), "axis": axis}
 

@@ -186,7 +186,7 @@ MODELLED: Mapping[str, study.Allocation] = MappingProxyType(
     }
     | {UNSCALED: study.ALLOCATIONS["PASA, mean FP32"]}
 )
-#: Of the stand-ins' blocks of queries one in so many is computed: for the ranges, and for the errors.
+#: Steps between the computed blocks of queries of the stand-ins: for the ranges, and for the errors.
 RANGE_STEP: Mapping[str, int] = MappingProxyType({"SVD-IMG2VID": 4, "Qwen2-7B": 1})
 ERROR_STEP = 16
 

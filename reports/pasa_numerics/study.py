@@ -143,7 +143,7 @@ def finite_rmse(run: NumericResult) -> float | str:
 
 
 def label(case: Case) -> str:
-    """Return how tables call a case."""
+    """Return the name of a case in tables."""
     kind, x0, amplitude = case
     return f"{kind} {x0:g}, {amplitude:g}"
 

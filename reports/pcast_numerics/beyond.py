@@ -69,10 +69,10 @@ def collapse(problem: Problem, precision: str) -> Collapse:
 
 
 def real_collapse(precision: str) -> float:
-    """Return what SmolLM2's lost mass costs with its own V, over what equation 9 says.
+    """Return the error from SmolLM2's lost mass with its own V, relative to the error by equation 9.
 
-    Lost is the sum of p_j v_j over the zeroed keys; equation 9 takes the v_j for uncorrelated, all of
-    the same mean square.
+    The loss is the sum of p_j v_j over the zeroed keys; equation 9 assumes that the v_j are uncorrelated and have the
+    same mean square.
     """
     problem, source = study.real_tensors()
     exact = study.exact_weights(problem, source)

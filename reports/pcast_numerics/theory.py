@@ -139,8 +139,8 @@ def expectation(gap: float, scale: float, sinks: int, keys: int) -> Expectation:
     """Return expected fractions for ``keys`` keys, over the distribution of the sinks' scores.
 
     There are many normal keys, so that their sum of exponentials is replaced by its mean.  The integral runs over the
-    largest sink score m, of density ``k phi(m) Phi(m)^(k-1)``; the other sinks lie below it, their
-    share of the mass by a Gauss-Legendre rule in each.
+    largest sink score m, of density ``k phi(m) Phi(m)^(k-1)``; the other sinks are below it; a Gauss-Legendre rule
+    computes their share of the mass in each.
     """
     threshold = _grid() + gap - underflow_exponent(scale)
     share = _shares(gap, sinks, keys, power=1)

@@ -24,7 +24,7 @@ FA2 = {"dot_do_o": "delta", "dq_dk_dv": "dkdvdq", "convert_dq": "scaled"}
 TORCH = {"fill": "clear", "sum_dk": "sum_dk", "sum_dv": "sum_dv"}
 #: Queries and keys of a tile by head size.  source: flash_bwd_launch_template.h
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128), 256: (64, 64)}
-#: Spilled registers from which what ptxas does is no account of registers any more.
+#: Number of spilled registers from which ptxas' decisions no longer follow from the number of registers.
 MANY_SPILLS = 100
 
 

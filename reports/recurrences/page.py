@@ -110,7 +110,7 @@ def _fields(kernel: str, row: dict[str, str]) -> dict[str, int]:
         fields |= {"block_key": int(row["bk"])}
     if row["bv"]:
         fields |= {"block_value": int(row["bv"])}
-    if "kkt" in kernel:  # four warps for the others, which a run has beside it
+    if "kkt" in kernel:  # four warps for the others, which a run computes too
         fields |= {"solve_warps": int(row["warps"]), "warps": 4}
     return fields
 

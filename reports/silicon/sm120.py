@@ -149,7 +149,7 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
 
 
 def method_of(row: dict[str, str]) -> Method:
-    """Return how the source of a case measures."""
+    """Return the method by which the source of a case measures."""
     return next((method for part, method in METHODS.items() if part in row["source"]), Method())
 
 

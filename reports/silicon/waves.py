@@ -43,7 +43,7 @@ def back_to_back(function: object) -> float:
 
 
 def grids(block_q: int, residents: int) -> list[tuple[str, int, int, int]]:
-    """Return what is varied, keys, blocks of a head, and heads."""
+    """Return the name of the variation, keys, blocks of a head, and heads."""
     each = KEYS // block_q
     found = [("length", keys, 12, 11 * residents) for keys in (1024, 2048, 4096, 8192)]
     found += [("share", KEYS, x, y * residents) for x, y in SHARED if x <= each and y * residents <= 128]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-#: Pairs of configurations whose measured times are nearer are no pairs to rank; errors are over configurations whose
-#: times are within so many times the best.
+#: Smallest ratio of the measured times of a ranked pair of configurations; largest ratio to the best time of
+#: configurations whose errors count.
 APART, WITHIN = 1.02, 2.0
 #: Number of first ranks that may be measured; largest cost of the first rank relative to the best.
 FIRST, ALLOWED = 3, 0.05

@@ -100,7 +100,7 @@ def configurations(rows: list[dict[str, str]], files: Mapping[str, Path]) -> Ite
 
 
 def _field(launch: Launch, name: str) -> str:
-    """Return what a kernel calls a field of the sweep: ``BM`` of one is ``BLOCK_M`` of another."""
+    """Return a kernel's name for a field of the sweep: ``BM`` of one is ``BLOCK_M`` of another."""
     return launch.tile + name[1:] if name in ("BM", "BN", "BK") else name
 
 

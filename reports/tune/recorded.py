@@ -7,8 +7,8 @@ has a file, at most twelve configurations are drawn; those that are not read are
 this script's folder, for ``tests/evaluate/test_trust.py``, and prints errors and regrets by kernel.
 
 A measured time is that of one of many equal launches in a graph (the sweep's first lines), so that a prediction is of
-such a launch too: ``repeated``, with what launches on the same inputs leave in L2, and with what a launch takes beside
-the cores' time.
+such a launch too: ``repeated``, with the lines that launches on the same inputs leave in L2, and with the time of a
+launch besides that on the cores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 DEVICE, FILE, OTHERS = "h200", "recorded.csv", "other_shapes.csv"
 #: Launches of the sweep follow one another on the same inputs (measurements/README.md).
 L2: Final = "repeated"
-#: Configurations of a kernel: the most, and the fewest measured ones of which an order says something.
+#: Configurations of a kernel: the largest number, and the smallest number of measured ones whose order is meaningful.
 MOST, FEWEST = 12, 6
 
 

@@ -56,7 +56,7 @@ HEAD = """\
 # beside it, less those with a share of the host's (`host_floor_us`); `numbers` a hash of the device file's then;
 # `cores`: devices of the same cores; `kind`: whose kernel it is; `tile`: the class of a tile.
 """
-#: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
+#: Tried factors for each doubling, and the required shares of left-out cases inside the inner and the outer band.
 FACTORS = (0.0, 0.03, 0.1, 0.2, 0.4)
 SHARES = ((0.45, 0.60), (0.85, 0.95))
 #: Cases from which a class of them is judged; how unlikely a count at its range's end is that is no chance.

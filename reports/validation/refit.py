@@ -35,7 +35,9 @@ STEPS = ((0.75, 1.3), (0.88, 1.14))
 
 
 class Fit(NamedTuple):
-    """Constants by key, and the mean absolute logarithm of predicted over measured on the group they were fitted on."""
+    """Constants by key, and the mean absolute logarithm of predicted over measured times of the group to which they
+    were fitted.
+    """
 
     values: dict[str, float]
     loss: float
@@ -111,7 +113,7 @@ def fit(group: str = FITTED) -> Fit:
 
 @cache
 def outcomes(which: str) -> dict[str, Outcome]:
-    """Return how groups are met by constants ``filed``, ``before`` or ``refitted``."""
+    """Return the errors of groups with the constants ``filed``, ``before`` or ``refitted``."""
     changes = fit().values if which == "refitted" else before() if which == "before" else constants()
     found = {}
     for group in (FITTED, *PREDICTED):

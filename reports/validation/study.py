@@ -139,7 +139,9 @@ class Errors(NamedTuple):
 
 @cache
 def _reports(device: str | None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
-    """Return what all files of measurements (with cases of a device) have; no default: ``cache`` tells it from None."""
+    """Return the contents of all files of measurements (with cases of a device); without a default, because of
+    ``cache``.
+    """
     found: list[Row] = []
     ranks: dict[str, GroupRank] = {}
     faults: list[str] = []

@@ -130,9 +130,7 @@ class _Tries:
         return _Tries(function, arguments, self.grid, choices or self.choices, self.kinds - fewer, refused=self.refused)
 
     def note(self, error: ProgramError) -> None:
-        """Record the fault of a way: the fault of the way that reached a later line is kept, and faults of
-        `_FIRST` come before all others.
-        """
+        """Record the fault of a way. The fault at the latest line is reported, unless a fault of `_FIRST` occurred."""
         self.first = self.first or error
         self.fault = error if self.fault is None or _rank(error) > _rank(self.fault) else self.fault
 
@@ -440,7 +438,7 @@ def _each_in_its_way(tries: _Tries) -> list[LaunchGrid]:
 
 
 def _by_lanes(axes: int) -> list[Way]:
-    """Return the ways to read blocks of at most so many axes lane by lane: along a loop's axis, and apart."""
+    """Return the ways to read blocks of at most ``axes`` axes lane by lane: along a loop's axis, and apart."""
     return [
         Way(
             f"lane by lane, {axes} axes, {'along' if is_along else 'apart'}",
