@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
@@ -25,20 +26,22 @@ MOST_VALUES = 100_000
 #: Characters of a number; Python writes no integer of more than 4,300 digits, hexadecimal ones included.
 MOST_DIGITS = 400
 #: Words of ruamel's parser, and what they mean in the file.
-_WORDS = {
-    "but got '<stream end>'": "but the file ends",
-    "but found '<stream end>'": "but the file ends",
-    "got '<stream end>'": "the file ends",
-    "found unexpected end of stream": "the file ends before the closing quote",
-    "expected <block end>": "expected a key or an item with the indentation of the first one",
-    "but found '<block mapping start>'": "but found a deeper indentation",
-    "but found '<block sequence start>'": "but found a deeper indentation",
-    "but found '<scalar>'": "but found a value",
-    "but got '<scalar>'": "but got a value",
-    "expected the node content": "expected a value",
-    "mapping values are not allowed here": "a key is not allowed here: check the indentation, and quote text with ': '",
-    "could not find expected ':'": "no ':' after a key",
-}
+_WORDS = MappingProxyType(
+    {
+        "but got '<stream end>'": "but the file ends",
+        "but found '<stream end>'": "but the file ends",
+        "got '<stream end>'": "the file ends",
+        "found unexpected end of stream": "the file ends before the closing quote",
+        "expected <block end>": "expected a key or an item with the indentation of the first one",
+        "but found '<block mapping start>'": "but found a deeper indentation",
+        "but found '<block sequence start>'": "but found a deeper indentation",
+        "but found '<scalar>'": "but found a value",
+        "but got '<scalar>'": "but got a value",
+        "expected the node content": "expected a value",
+        "mapping values are not allowed here": "a key is not allowed here: check the indentation, and quote text with ': '",
+        "could not find expected ':'": "no ':' after a key",
+    }
+)
 
 
 def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str, int]]:

@@ -144,7 +144,9 @@ class FloatFormat:
 
     @functools.cached_property
     def values(self) -> np.ndarray[Any, Any]:
-        """float32 value of each code of a format of at most 8 bits; codes beyond ``bits`` repeat them."""
+        """float32 values of all 256 codes of a byte, for formats of at most 8 bits; codes of more than ``bits`` bits
+        repeat the values.
+        """
         codes = np.arange(256) % (1 << self.bits)
         if self.table is not None or self.is_integer:
             result = np.array(self.table if self.table is not None else codes.astype(np.int8), np.float32)

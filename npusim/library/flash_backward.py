@@ -524,7 +524,7 @@ HeadInputs = Callable[[str, int, int], NDArray[np.float64]]
 
 
 def _scores(call: Problem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
-    """Return a query head's scores in float64, capped, hidden ones -Inf."""
+    """Return a query head's scores in float64: capped, and -Inf where a mask hides them."""
     scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
     scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
     seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)

@@ -470,7 +470,7 @@ def _on_lanes(tries: _Tries) -> list[LaunchGrid]:
     return []
 
 
-#: The ways to read each of the kernels as which a launch is read.
+#: The ways to read a kernel, for a launch that is read as several kernels.
 OF_PARTS = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),
