@@ -38,7 +38,7 @@ _WORDS = MappingProxyType(
         "but found '<scalar>'": "but found a value",
         "but got '<scalar>'": "but got a value",
         "expected the node content": "expected a value",
-        "mapping values are not allowed here": "a key is not allowed here: check the indentation, and quote text with ': '",
+        "mapping values are not allowed here": "a key is not allowed here: check the indentation; quote text with ': '",
         "could not find expected ':'": "no ':' after a key",
     }
 )
