@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
-    # A script has its own folder on the path; studies are imported from the one above, beside npusim.
+    # A script's own folder is on the path; studies are imported from its parent, which also has npusim.
     sys.path[0] = str(HERE.parent)
     # Read when numpy loads.  The studies' products are small: threads would cost more than they save,
     # and the last bits of float64 references would depend on how many there are.
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SECONDS", "STUDIES", "build"]
 
-#: Seconds of one core that each study takes where machine code is compiled already; those that read figures of other
-#: studies come last.
+#: Seconds of one core for each study, with compiled machine code; studies that read the figures of others are last.
 SECONDS: Mapping[str, int] = MappingProxyType(
     {
         "ascend_950": 7,

@@ -132,8 +132,10 @@ def test_a_comparison_fits_a_line() -> None:
     one = npusim.run("flash", seq=64, numerics=False, trace_groups=())
     two = npusim.run("flash", seq=64, numerics=False, trace_groups=(), tiling={"depth": 1})
     assert repr(npusim.compare(one, two)) == (
-        "<Comparison of flash-pangu_38b-64 #1 and flash-pangu_38b-64 #2: tiling.depth>"
+        f"<Comparison of flash-pangu_38b-64 #1 and flash-pangu_38b-64 #2: {one.latency_us:,.2f} -> "
+        f"{two.latency_us:,.2f} us; tiling.depth differs>"
     )
+    assert repr(npusim.compare(one, one)).endswith(" us; no input differs>")
 
 
 def test_folders_differ_where_predictions_do_and_not_where_what_is_shown_does() -> None:

@@ -235,8 +235,8 @@ class MeasuredWorkload(create_model("OfModel", __base__=RunSizes, **_OF_MODEL), 
 class _Options(SpecModel):
     """Options of a run other than its schedule and its sizes.
 
-    The option names of ``npusim run`` are accepted too: ``hw`` for ``device``, a workload's name beside ``seq``,
-    ``batch``, ...; ``problem`` for the sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
+    The option names of ``npusim run`` are accepted too: ``hw`` for ``device``, a workload's name in addition to
+    ``seq``, ``batch``, ...; ``problem`` for the sizes of a launch or a product; ``tiling: auto`` (or ``declared``).
     """
 
     @model_validator(mode="before")

@@ -196,7 +196,7 @@ class MemorySpec(SpecModel):
 
 
 class CatchUpSpec(SpecModel):
-    """How a link makes up for idle time: cores whose data arrived late issue their next requests while other cores
+    """Higher rate of a link after idle time: cores whose data arrived late issue their next requests while other cores
     compute.
     """
 

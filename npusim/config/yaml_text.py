@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ruamel.yaml import YAML
@@ -24,6 +25,23 @@ _TAG = "tag:yaml.org,2002:"
 MOST_VALUES = 100_000
 #: Characters of a number; Python writes no integer of more than 4,300 digits, hexadecimal ones included.
 MOST_DIGITS = 400
+#: Words of ruamel's parser, and what they mean in the file.
+_WORDS = MappingProxyType(
+    {
+        "but got '<stream end>'": "but the file ends",
+        "but found '<stream end>'": "but the file ends",
+        "got '<stream end>'": "the file ends",
+        "found unexpected end of stream": "the file ends before the closing quote",
+        "expected <block end>": "expected a key or an item with the indentation of the first one",
+        "but found '<block mapping start>'": "but found a deeper indentation",
+        "but found '<block sequence start>'": "but found a deeper indentation",
+        "but found '<scalar>'": "but found a value",
+        "but got '<scalar>'": "but got a value",
+        "expected the node content": "expected a value",
+        "mapping values are not allowed here": "a key is not allowed here: check the indentation; quote text with ': '",
+        "could not find expected ':'": "no ':' after a key",
+    }
+)
 
 
 def parse_mapping(text: str, *, file: str) -> tuple[dict[str, object], dict[str, int]]:
@@ -58,14 +76,23 @@ def _composed(yaml: YAML, text: str, file: str) -> object:
         name = re.findall(r"anchor (\S+)", str(error))[0]
         raise SpecError(f"{file}:{line}  duplicate anchor {name}") from None
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise SpecError(f"{file}:{line}  not valid YAML: {what}") from None
+        raise SpecError(f"{file}:{_fault(error)}") from None
     except YAMLError as error:
         raise SpecError(f"{file}:1  not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise SpecError(f"{file}:1  nested too deeply") from None
+
+
+def _fault(error: MarkedYAMLError) -> str:
+    """Return the line of an error, where the faulty part starts, and what is missing there."""
+    mark, start = error.problem_mark or error.context_mark, error.context_mark
+    line = mark.line + 1 if mark else 1
+    starts = f" (it starts in line {start.line + 1})" if start and start.line + 1 != line else ""
+    context = f"{error.context}{starts}" if error.context else ""
+    problem = error.problem or ""
+    for parser_words, words in _WORDS.items():
+        problem = problem.replace(parser_words, words)
+    return f"{line}  not valid YAML: {', '.join(part for part in (context, problem) if part)}"
 
 
 def parse_scalar(text: str) -> object:

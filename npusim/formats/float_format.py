@@ -144,7 +144,9 @@ class FloatFormat:
 
     @functools.cached_property
     def values(self) -> np.ndarray[Any, Any]:
-        """float32 value of each code of a format of at most 8 bits; codes beyond ``bits`` repeat them."""
+        """float32 values of all 256 codes of a byte, for formats of at most 8 bits; codes of more than ``bits`` bits
+        repeat the values.
+        """
         codes = np.arange(256) % (1 << self.bits)
         if self.table is not None or self.is_integer:
             result = np.array(self.table if self.table is not None else codes.astype(np.int8), np.float32)
@@ -301,14 +303,16 @@ def format_of_dtype(dtype: np.dtype[Any]) -> FloatFormat | None:
 
 
 Value = TypeVar("Value")
-#: Names that an error lists if no name is near.
+#: Largest number of names that an error lists completely; of more names it lists the most similar `SHOWN_NAMES`.
+LISTED_NAMES = 40
 SHOWN_NAMES = 10
 
 
 def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     """Return ``registry[name]``.
 
-    Raises `FormatError` if ``name`` is not registered; the message lists the nearest names, or all of them.
+    Raises `FormatError` if ``name`` is not registered; the message lists the nearest names; if no name is near, it
+    lists all of them, or `SHOWN_NAMES` of more than `LISTED_NAMES`.
     """
     if isinstance(name, str) and name in registry:
         return registry[name]
@@ -317,7 +321,7 @@ def lookup(registry: Mapping[str, Value], name: str, kind: str) -> Value:
     if near:
         raise FormatError(f"unknown {kind} {name!r}; near names: {', '.join(near)}")
     shown = sorted(registry)
-    if len(shown) > SHOWN_NAMES:  # the most similar names
+    if len(shown) > LISTED_NAMES:
         shown = difflib.get_close_matches(str(name), registry, n=SHOWN_NAMES, cutoff=0.0)
     rest = "" if len(shown) == len(registry) else f", ... ({len(registry)} in all)"
     raise FormatError(f"unknown {kind} {name!r}; known names: {', '.join(shown)}{rest}")

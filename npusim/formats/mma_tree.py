@@ -1,6 +1,7 @@
 """The slow, exact path of matrix units that no kernel computes: any tree of additions, aligned and rounded as stated.
 
-Works on float64 lanes with numpy, one node of the tree after another: for every format of at most 24 significand bits.
+numpy computes the lanes in float64, one node of the tree after another, for every format of at most 24 significand
+bits.
 """
 
 from __future__ import annotations

@@ -400,8 +400,8 @@ def _summed(name: str, result: GlobalTensor, parts: Stacked, scale: float, rows:
     return summed.phase(name, with_columns(cells, parts.count, 1), parts=parts, **more)
 
 
-#: Default sizes of a problem: a layer of 2048 channels, and so many tokens that their bits take a few seconds to
-#: compute.
+#: Default sizes of a problem: a layer of 2048 channels, and a number of tokens whose bits are computed in a few
+#: seconds.
 SIZES: Mapping[str, float] = MappingProxyType(
     {"batch": 1, "heads": 16, "tokens": 1024, "key": 128, "value": 128, "causal": False}
     | {"kv_heads": 0, "window": 0, "softcap": 0.0}
@@ -524,7 +524,7 @@ HeadInputs = Callable[[str, int, int], NDArray[np.float64]]
 
 
 def _scores(call: Problem, inputs: HeadInputs, batch: int, head: int) -> NDArray[np.float64]:
-    """Return a query head's scores in float64, capped, hidden ones -Inf."""
+    """Return a query head's scores in float64: capped, and -Inf where a mask hides them."""
     scores = call.scale * inputs("q", batch, head) @ inputs("k", batch, head // call.group_size).T
     scores = scores if call.softcap is None else call.softcap * np.tanh(scores / call.softcap)
     seen = call.seen.matrix(call.causal_offset, call.seq_q, 0, call.seq_kv)

@@ -527,7 +527,8 @@ def body(function: Emit, block: WorkTile, tile: Visit) -> Body:
 
 
 def _steps(running: Iterable[tuple[Emit, int, int, int, TileRun, WorkTile]]) -> Body:
-    """Return the body of a step, in which each part lags behind by a number of tiles; each run and each block begins at
+    """Return the body of a step, in which each part is later than the first by a number of tiles; each run and each
+    block begins at
     its first tile.
     """
     static, where = [], []

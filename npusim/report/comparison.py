@@ -51,6 +51,8 @@ Kind = Literal["time", "cycles", "count", "share", "bytes", "error", "text"]
 _NEAR = (0.5, 2.0)
 #: Numbers of parts and of changes that the terminal shows, and of parts that a chart shows; JSON has them all.
 SHOWN, DRAWN = 10, 8
+#: Number of differing inputs that the comparison's ``repr`` names.
+NAMED = 3
 #: Letters of the longest label above a column: three runs with such labels fit a terminal.
 LABEL_LETTERS = 10
 POINTS = Columns(
@@ -192,8 +194,16 @@ class Comparison:
         return plain(comparison_table(self))
 
     def __repr__(self) -> str:
-        changed = ", ".join(self.differences) or "the same inputs"
-        return f"<Comparison of {', '.join(self.labels[:-1])} and {self.labels[-1]}: {changed}>"
+        """Return the runs, their times and the inputs that differ, on one line."""
+        latency = next((f for f in self.figures if f.name == "latency us"), None)
+        times = ""
+        if latency is not None and all(isinstance(value, int | float) for value in latency.values):
+            times = f"{' -> '.join(f'{value:,.2f}' for value in latency.values)} us; "
+        names = list(self.differences)
+        inputs = ", ".join(names[:NAMED]) or "no input"
+        more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        verb = "differs" if len(names) < 2 else "differ"
+        return f"<Comparison of {', '.join(self.labels[:-1])} and {self.labels[-1]}: {times}{inputs}{more} {verb}>"
 
     def _repr_html_(self) -> str:
         return pre_html(comparison_table(self))

@@ -91,7 +91,7 @@ def _ladder() -> Section:
     return {"ladder": table(header, rows), "ratio": percent(worst, sign="+")}, {"ladder": data}
 
 
-#: Calls longer than this decide which way rows lie, in microseconds.
+#: Calls longer than this, in microseconds, decide the layout of rows.
 LONG_US = 30
 
 
@@ -116,7 +116,7 @@ def _cann() -> Section:
         rows.append([shape, str(problem.head_dim), mask, f"{measured:.1f}", *(percent(e, sign="+") for e in errors)])
         data[name] = dict(zip([f"{b} {y}" for b in BOARDS for y in ("dn", "nd")], errors, strict=True))
     header = ["batch x heads/KV heads x queries x keys", "D", "", "measured us"]
-    # The calls that decide, and the others, each with the layout that npusim takes: row by row with a mask.
+    # The calls that decide, and the others, each with the layout that npusim chooses: row by row with a mask.
     long = [(p, data[n]) for (us, n), p in listed.items() if us > LONG_US]
     causal, full = (next(of for p, of in long if p.causal is mask) for mask in (True, False))
     apart = [(1 + causal[key]) / (1 + full[key]) - 1 for key in full if key.endswith("dn")]

@@ -1,4 +1,4 @@
-"""What stands behind residuals: how hosts add to kernels in a row."""
+"""Causes of residuals: the time that hosts add to consecutive kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reports.ascend_timing import study
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Times of calls in a row, by who took them.
+#: Times of consecutive calls, by the source that measured them.
 ROWS: Mapping[str, str] = MappingProxyType(
     {
         "PTO's kernels, one and eight cores": "fa_x86_*",

@@ -81,7 +81,7 @@ def attention(seq: int, heads: int, *, causal: bool, batch: int = 1, head_dim: i
 
 
 class Beside(NamedTuple):
-    """A kernel beside CANN's FP32 kernel and the fastest FP32 kernel here: its times over theirs, and TFLOP/s."""
+    """A kernel compared with CANN's FP32 kernel and with npusim's fastest one: ratios of times, and TFLOP/s."""
 
     over_cann: float
     over_best: float
@@ -89,7 +89,7 @@ class Beside(NamedTuple):
 
 
 def pasa(seq: int = 32768) -> dict[str, Beside]:
-    """Return PASA by precision, as declared and with the tile that a run takes, and the FP32 kernels beside it.
+    """Return PASA by precision, with the declared tile and with the tile that a run chooses, and the FP32 kernels.
 
     "Ours" is `flash` with the kernel and the tile that a run chooses by simulation.
     """
@@ -107,7 +107,7 @@ def pasa(seq: int = 32768) -> dict[str, Beside]:
 
 
 def _chosen(schedule: str, problem: Problem, precision: str | None = None) -> float:
-    """Return the latency with the tile that a run takes where none is named."""
+    """Return the latency with the tile that a run chooses."""
     return run(schedule, hw=DEVICE, problem=problem, precision=precision, numerics=False, trace_groups=()).latency_us
 
 
@@ -126,7 +126,7 @@ def wide() -> float:
 
 
 def by_run() -> dict[str, tuple[float, ...]]:
-    """Return the papers' ratios with the tiles that runs take: FP16 over FP32, PASA, two-level over unified tiling."""
+    """Return the papers' ratios with tiles that runs choose: FP16 over FP32, PASA, two-level over unified tiling."""
     problem = attention(32768, 16, causal=False)
     precisions = ("fa2_fp32", "fa16_32", "fa16")
     wide, mixed, half = (_chosen("flash", problem, name) for name in precisions)
@@ -229,7 +229,7 @@ class Hosts(NamedTuple):
 
 
 def asked_of_host(seq: int, schedule: str, gain: float) -> Hosts:
-    """Return how long a host takes an operator if FastAttention's kernel has ``gain`` over eager attention."""
+    """Return the time of a host for each operator if FastAttention's kernel has ``gain`` over eager attention."""
     problem = attention(seq, 5, causal=True)
     fields: dict[str, Any] = {"block": 128} if schedule == "unified" else {}
     result = _run(schedule, problem, **fields)
@@ -321,7 +321,8 @@ def deit(batch: int) -> Deit:
     """Return calls of two-level tiling and of unfused attention.
 
     ``overlapped``: the kernel if a core's next head began while its last one is worked on, its busiest engine
-    without a gap; ``narrow``: so with softmax in float16.  ``memory``: Q, K, V and O once at the rate of HBM.
+    without a gap; ``narrow``: so with softmax in float16.  ``memory``: The time to read Q, K and V and to write O once,
+    at the rate of HBM.
     """
     problem = deit_problem(batch)
     result = _run("two_level", problem, **DEIT_TILE)
@@ -351,13 +352,13 @@ class Native(NamedTuple):
     predicted: tuple[float, ...]
 
 
-#: RL-Align/RL-Kernel pull request 320, one die of an A3, CANN 9.0, bfloat16, 20 calls one behind the other. Its
+#: RL-Align/RL-Kernel pull request 320, one die of an A3, CANN 9.0, bfloat16, 20 consecutive calls. Its
 #: benchmark has 32 heads of 128, 8 of K and V, causal; its code repeat_interleave, matmul, mul, masked_fill, softmax.
 NATIVE = {(1, 512): 246.0, (1, 1024): 840.0, (1, 2048): 3516.0, (4, 2048): 13298.0}
 
 
 def native() -> list[Native]:
-    """Return published times of eager attention beside predicted ones."""
+    """Return published and predicted times of eager attention."""
     found = []
     for (batch, seq), us in NATIVE.items():
         problem = Problem(

@@ -1,4 +1,4 @@
-"""The page on the 910B's timing: predictions beside published times, like with like."""
+"""The page on the 910B's timing compares predictions with published times of the same calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BLOCK_ROWS = 128
 #: Classes of blocks per core: the most of each, and its name.
 WAVES = ((1, "1"), (2, "2"), (11, "3 to 11"), (inf, "more than 11"))
 BATCHES = (32, 256, 1024)
-#: A DeiT call whose bounds are asked for: the largest.
+#: The largest DeiT call, whose bounds the page states.
 LARGEST = BATCHES[-1]
 
 
@@ -68,7 +68,7 @@ def _measured(row: Row) -> str:
 
 
 def _residuals(found: list[Row]) -> Section:
-    """Every quantity, measured and predicted, beside the error of the release before."""
+    """Every quantity, measured and predicted, with the error of the previous release."""
     old = study.before()
     lines, figures = [], {}
     for r in found:
@@ -146,7 +146,7 @@ def _blocks(found: list[Row]) -> Section:
 
 
 def _causes(_found: list[Row]) -> Section:
-    """Hosts as the larger of two times and as a sum; the tuning bank's records by how their operands lie."""
+    """Hosts as the larger of two times and as a sum; the tuning bank's records by the layout of their operands."""
     found, bank = causes.hosts(), study.bank()
     fractals = [r for r in bank if r.case.workload.operands == "nz"]
     kinds = {
@@ -221,7 +221,7 @@ PEAK, GAINS = 170.0, (1.2, 1.27)
 
 
 def _pasa(_found: list[Row]) -> Section:
-    """PASA over CANN's kernel and over our own, and FP16 over FP32, with the tiles that are recorded."""
+    """Ratios of PASA's time to that of CANN's kernel and of npusim's, and of FP16 to FP32, with the recorded tiles."""
     pasa, wide, half = compare.pasa(), compare.wide(), compare.half_reductions()
     chosen, blocks = compare.by_run(), compare.in_blocks()
     lanes, trees = (pasa[name] for name in ("fp16_mean", "fp16_mean,sum_order=tree_halves"))
@@ -257,7 +257,7 @@ def _pasa(_found: list[Row]) -> Section:
 
 
 def _short(found: list[Row]) -> Section:
-    """Calls that the host decides, and what the text says of hosts and of single cases."""
+    """Calls whose time the host decides, and figures of the text on hosts and on single cases."""
     floors = [r for r in found if study.class_of(r.case.name) == "a call's floor"]
     lines = [
         [r.case.workload.seq_q, r.measured.low, number(r.predicted, 4), number(study.core_us(r.case))] for r in floors
@@ -295,7 +295,7 @@ def _short(found: list[Row]) -> Section:
 
 
 def _vision(_found: list[Row]) -> Section:
-    """Table 7's shares beside those of plain operation counts."""
+    """The shares of table 7, and the shares by numbers of operations."""
     counted = compare.shares()
     lines, off = [], []
     for name, shares in counted.items():
@@ -348,7 +348,7 @@ def _native(_found: list[Row]) -> Section:
 
 
 def _deit(_found: list[Row]) -> Section:
-    """DeiT-B operator by operator, and what of its speed-up is explained."""
+    """DeiT-B operator by operator, and the explained part of its speed-up."""
     runs = {batch: compare.deit(batch) for batch in BATCHES}
     small, large = (compare.deit_operators(batch) for batch in (BATCHES[0], LARGEST))
     lines = [

@@ -1,4 +1,4 @@
-"""Vendor samples of single mechanisms (asc-devkit best practices), run as programs of their own."""
+"""Vendor samples of single mechanisms (asc-devkit best practices), run as separate programs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 def _loads(core: str, cores: int, rows: int, width: int) -> float:
-    """Return the time of 302 MB in DMAs of so many pieces of 128 B, from rows of ``width`` float16."""
+    """Return the time of 302 MB in DMAs of ``rows`` pieces of 128 B, from rows of ``width`` float16."""
     device = load_device("ascend_910b2")
     source = GlobalTensor("x", 1, 1, 12288, width, "float16", "input")
     place = Tile("aic.L1" if core == "aic" else "aiv0.UB", 0, rows, 64, 64, "float16")
@@ -58,7 +58,7 @@ def _loads(core: str, cores: int, rows: int, width: int) -> float:
 
 
 def _addition(rows: int, columns: int, device: DeviceSpec) -> TileProgram:
-    """Return the sum of two tensors, a row of so many elements in a load."""
+    """Return a program that adds two tensors; a load has one row of ``columns`` elements."""
     machine = AscendMachine(device)
     tensors = {n: GlobalTensor(n, 1, 1, rows, columns, "float16", "output" if n == "y" else "input") for n in "xzy"}
     names = {n: Name("result" if n == "y" else "operand", ("row", "col"), "float16") for n in tensors}
@@ -85,8 +85,8 @@ def _added() -> dict[str, float]:
 def _added_in_turn(cores: int) -> dict[str, float]:
     """Return times of an addition by loads of 8 KiB with one buffer: a pair of loads, then the sum.
 
-    A pipe counts as busy from an instruction's issue to its end: what the loads wait for belongs to MTE2.  The
-    store runs beside the next loads.
+    A pipe counts as busy from an instruction's issue to its end: what the loads wait for belongs to MTE2.  The store
+    runs at the same time as the next loads.
     """
     device = load_device("ascend_910b2", {"group_count": "1", "cores.aiv.per_group_count": "1"})
     program = _addition(48, 4096, device)  # each row is a new one, however many there are
@@ -139,7 +139,7 @@ def _product() -> dict[str, float]:
 def _product_in_turn() -> dict[str, float]:
     """Return times of the product on one core whose L1 holds one piece of each operand (depthA1 and stepKa 1).
 
-    Loads, both moves to L0 and the next loads follow one another; products run beside them.
+    Loads, both moves to L0 and the next loads follow one another; products run at the same time.
     """
     device = load_device("ascend_910b1", {"group_count": "1"})
     a, b = (GlobalTensor(n, 1, 1, 8192, 8192, "float16", "input") for n in "ab")

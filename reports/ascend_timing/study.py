@@ -1,4 +1,4 @@
-"""What the page on the 910B's timing computes: residuals, what is fitted, and comparisons like with like."""
+"""Computations of the page on the 910B's timing: residuals, fitted constants, and comparisons of equal calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 FILES = ("measured_910b2.yaml", "measured_more.yaml", "measured_papers.yaml")
 BANK = "measured_bank.yaml"
 DEVICE = "ascend_910b2"
-#: Cases whose timing another file says, and counts instead.
+#: Cases whose timing another file states; only that file is counted.
 REPLACED = "fa_910b2_*"
 #: Kinds of cases by patterns of their names, the first match counts.
 CLASSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -216,7 +216,7 @@ class Without(NamedTuple):
 
 
 def without(source: str) -> Without:
-    """Return how a repository's cases are met as filed, and by constants chosen without them."""
+    """Return the errors of a repository's cases with the filed constants, and with constants chosen without them."""
     changes, patterns = OTHERWISE[source], SOURCES[source]
     changed = _Changed(changes)
     filed = [r for p in patterns for r in counted(rows(p))]
@@ -225,7 +225,7 @@ def without(source: str) -> Without:
 
 
 def core_us(case: MeasurementCase) -> float:
-    """Return what the cores take of a case's call, in microseconds."""
+    """Return the part of a case's call on the cores, in microseconds."""
     timing = _as_filed().timing(case)
     return timing.cycles / timing.clock_hz * 1e6
 

@@ -37,7 +37,7 @@ SINKS = (
 )
 #: FlashAttention-3 (arXiv 2407.08608), table 3: RMSE of N(0, 1) with N(0, 100) on a thousandth of the elements.
 PUBLISHED_OUTLIERS = {"float16": 1.9e-4, "FP8, one scale a tensor": 2.4e-2, "FP8, FlashAttention-3": 9.1e-3}
-#: (operands that are quantised, what the column is called).
+#: (operands that are quantised, name of the column).
 PARTS = (("qk", "Q, K"), ("p", "P"), ("v", "V"), ("qkpv", "all"))
 
 
@@ -110,7 +110,7 @@ def outliers() -> dict[str, float]:
 def _of_kernels(
     sinks: dict[str, float], found: dict[str, dict[str, float]], times: dict[str, float]
 ) -> dict[str, object]:
-    """Return what the page says of whole kernels, and of published errors."""
+    """Return the figures of the page on whole kernels and on published errors."""
     best = {
         n: unbeaten({k: (us, found[f"{k} on {TIMED}"][n]) for k, us in times.items()}) for n in ("normal", "SmolLM2")
     }
@@ -151,7 +151,7 @@ def _over(row: tuple[str, float], first: float) -> list[object]:
 
 
 def errors(name: str, fmt: str) -> dict[str, float]:
-    """Return the error of quantised Q and K by what is done to K before."""
+    """Return the error of quantised Q and K, by the transformation of K before it is quantised."""
     return {shift: error(name, fmt, where="qk", shift=shift) for shift in SHIFTS}
 
 

@@ -1,4 +1,4 @@
-"""What quantising the operands of attention to blocks costs: all else is float64, so that the error is theirs."""
+"""Errors from quantising the operands of attention to blocks: all other steps are in float64."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
 
 def _normal(outliers: float) -> Head:
-    """Return N(0, 1), with N(0, 100) on a thousandth of the elements where asked (FlashAttention-3, section 4.3)."""
+    """Return N(0, 1); a thousandth of the elements is N(0, 100) on request (FlashAttention-3, section 4.3)."""
     rng = np.random.default_rng(34)
     made = []
     for _ in range(3):
@@ -57,7 +57,7 @@ def _normal(outliers: float) -> Head:
 
 
 def _channels() -> Head:
-    """Return N(0, 1) with four channels of K that lie at 20: a mean that is the same for all keys."""
+    """Return N(0, 1) with four channels of K around 20: a mean that is the same for all keys."""
     rng = np.random.default_rng(35)
     q, k, v = (rng.standard_normal((1024, 128)) for _ in range(3))
     k[:, [3, 40, 77, 110]] += 20.0
@@ -76,7 +76,7 @@ def _resonance() -> Head:
     return Head(tuple(source(name, 0, 0) for name in "qkv"), problem.score_scale)
 
 
-#: Name on the page -> how they are made.
+#: Name of the inputs on the page -> function that returns them.
 INPUTS: Mapping[str, Callable[[], Head]] = {
     "normal": lambda: _normal(0.0),
     "outliers": lambda: _normal(1.0),
@@ -95,7 +95,7 @@ def head(name: str) -> Head:
 
 @cache
 def inputs(name: str) -> Inputs:
-    """Return the inputs of that name, of so many queries as errors are taken over."""
+    """Return the inputs of that name, with the number of queries over which errors are computed."""
     (tensors, scale, is_causal) = head(name)
     q, k, v = (x.astype(np.float64) for x in tensors)
     positions = np.arange(len(q) // QUERIES - 1, len(q), len(q) // QUERIES)

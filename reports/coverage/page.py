@@ -1,4 +1,4 @@
-"""Page: public Triton kernels that npusim reads, and what the others have that it does not read."""
+"""Page: public Triton kernels that npusim reads, and the constructs for which it refuses others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["construct_of", "rows", "write"]
 #: Outcomes as `outcomes.py` wrote them.
 RECORDED = Path(__file__).resolve().parent / "outcomes.csv"
 DEVICES: Mapping[str, str] = MappingProxyType({"h200": "H200", "ascend_910b2": "910B2"})
-#: Constructs by words of the message that refuses them; the first that fits stands.
+#: Constructs by words of the message that refuses them; the first entry that fits is used.
 CONSTRUCTS: Mapping[str, str] = MappingProxyType(
     {
         "Triton refuses": "no code by this release of Triton",
@@ -34,7 +34,7 @@ OTHER = "other"
 
 
 def construct_of(message: str) -> str:
-    """Return what a message refuses, as a reader of the page would name it."""
+    """Return the construct that a message refuses, in the words of the page."""
     return next((name for words, name in CONSTRUCTS.items() if words in message), OTHER)
 
 

@@ -1,4 +1,4 @@
-"""Page: one token at a time, how many splits, what moves, and what the same bits cost."""
+"""Page: decoding one token at a time: numbers of splits, transferred bytes, and the price of equal bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ K = 1024
 
 
 class Found(NamedTuple):
-    """The splits that the rule takes and the best of all that were tried, over the time of the compulsory bytes."""
+    """The splits that the rule chooses and the best tried ones, relative to the time of the compulsory bytes."""
 
     auto: int
     auto_ratio: float
@@ -61,7 +61,7 @@ def _decode(group: int, keys: int) -> Problem:
 
 
 def _timed(hw: str, problem: Problem, **fields: Any) -> tuple[int, TimingResult]:
-    """Return the splits that were taken, and the time; raise `TilingError` where there are no so many tiles."""
+    """Return the chosen splits and the time; raise `TilingError` if there are fewer tiles than splits."""
     device = load_device(hw)
     schedule = find_schedule("split_kv", device.family)
     tiling = build_tiling(schedule.tiling, fields)
@@ -71,7 +71,7 @@ def _timed(hw: str, problem: Problem, **fields: Any) -> tuple[int, TimingResult]
 
 
 def _compulsory(hw: str, problem: Problem) -> tuple[int, float]:
-    """Return the bytes of Q, K, V and O, and the cycles that they take at the bandwidth that memory reaches."""
+    """Return the bytes of Q, K, V and O, and their cycles at the bandwidth that memory reaches."""
     p, device = problem, load_device(hw)
     rows = p.heads * p.seq_q + p.kv_heads * p.seq_kv
     size = 2 * p.batch * rows * (p.head_dim + p.value_head_dim)
@@ -120,7 +120,7 @@ def _splits() -> Section:
 
 
 def _bytes() -> Section:
-    """Grouped heads: what crosses L2, each head a block and all of a KV head one."""
+    """Grouped heads: the bytes that cross L2, with a block for each head and with one for all heads of a KV head."""
     problem = load_workload("llama2_70b").problem(seq_q=1, seq_kv=8192)
     rows, data = [], {}
     for hw in DEVICES:
@@ -144,7 +144,7 @@ def _bytes() -> Section:
 
 
 def _price() -> Section:
-    """What a sequence's bits cost that do not depend on who is decoded beside it."""
+    """The price of bits of a sequence that do not depend on the other sequences of the batch."""
     one = load_workload(MODEL).problem(seq_q=1, seq_kv=CONTEXT)
     rows, data = [], {}
     over: list[list[float]] = []
@@ -166,7 +166,7 @@ def _price() -> Section:
     return fields | dict(zip(("fixed_most", "one_most"), most, strict=True)), {"price": data}
 
 
-#: FP16 and FP8 on the 950: schedule, inputs, changes of the device, and what the page calls them.
+#: FP16 and FP8 on the 950: schedule, inputs, changes of the device, and name on the page.
 CAST = "cores.aiv.engines.VECTOR.ops.cast_float8_e4m3fn.register_cycles"
 #: Cycles a register of PTO's own tile operation (the source of that key in the device file).
 PTO_CAST = "12.3"

@@ -1,4 +1,4 @@
-"""Page: which tiles are best for two models on the 910B2, what proves it, and what other hardware would buy."""
+"""Page: the best tiles of two models on the 910B2, the proof, and the gain of other hardware."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _search(schedule: str, fields: Mapping[str, object], model: str, seq: int, **more: Any) -> Exploration:
-    """Search the tiles of one kernel; what is no axis here is as its schedule declares it."""
+    """Search the tiles of one kernel; fields that are not axes have the values that its schedule declares."""
     declared = declared_tiling(schedule, HW, **fields)
     return npusim.explore(schedule, TILES, hw=HW, workload=model, seq=seq, tiling=declared, **more)
 
@@ -57,7 +57,7 @@ def _us(schedule: str, model: str, seq: int, **fields: Any) -> float:
 
 
 def _best(charts: dict[str, str]) -> Section:
-    """The best tile of each kernel, and what each of its fields gains with the others as declared."""
+    """The best tile of each kernel, and the gain of each field while the others have their declared values."""
     rows, gains, figures, simulated, total, alike = [], [], {}, 0, 0, 0
     lost: list[float] = []
     for model in MODELS:

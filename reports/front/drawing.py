@@ -97,7 +97,7 @@ def drawing(device_name: str, *, is_narrow: bool = False) -> str:
 
 
 def _with_attributes(part: str) -> str:
-    """Return elements with the attributes of their classes beside the style sheet, for renderers without one."""
+    """Return elements with the attributes of their classes, for renderers that ignore the style sheet."""
     return re.sub(r'class="(\w+)"', lambda found: f"{found[0]}{_attributes(found[1])}", part)
 
 
@@ -227,7 +227,7 @@ def _narrow(size: dict[str, str], vectors: str, group: str) -> list[str]:
 
 
 def _result(x: int, y: int, width: int, height: int, title: str, style: str, lines: Sequence[str]) -> list[str]:
-    """Return a card whose title has a style of its own."""
+    """Return a card whose title has its own style."""
     return [_card(x, y, width, height, "", *lines), _text(x + 16, y + 24, title, style)]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["picture", "write"]
 
-#: Schedules and presets, with what each keeps in float16.
+#: Schedules and presets, which differ in the values that are float16.
 CHOICES = (
     ("flash", "fa2_fp32"),
     ("flash", "fa16_32"),
@@ -36,7 +36,7 @@ WIDTH = 400
 #: Width of a panel on a narrow screen, where panels are below one another.
 NARROW = 270
 NAMES = tuple(dict.fromkeys(schedule for schedule, _ in CHOICES))
-#: Where outputs that are not finite are drawn, above every error, and what stands there instead of a number.
+#: Position of outputs that are not finite, above every error, and the text there instead of a number.
 BEYOND, LOST = 10.0, "NaN"
 
 
@@ -110,7 +110,7 @@ def picture(points: Mapping[str, Sequence[Row]], width: int = WIDTH) -> str:
 
 
 def _panel(points: Sequence[Row], load: Load, width: int) -> dict[str, Any]:
-    """Return one panel as wide as it is drawn: names that have room there, what is lost above all errors."""
+    """Return one panel of the given width, with names that fit; outputs that are not finite are above all errors."""
     drawn = [{**p, "error": p["error"] or BEYOND, "is_front": False} for p in points]  # no line joins them
     spec = front(drawn, load.title)
     data = spec.pop("datasets")

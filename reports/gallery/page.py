@@ -39,7 +39,7 @@ WIDTH = 720
 
 
 class Entry(NamedTuple):
-    """One kernel: schedule, its functions as they stand in `npusim.library`, and what it computes here."""
+    """One kernel: its schedule, its functions in `npusim.library`, and the call that the page computes."""
 
     schedule: str
     title: str

@@ -1,4 +1,4 @@
-"""Sections on whole models: gains beside the printed ones, bits of a real layer, memory, the host, layer times."""
+"""Sections on whole models: predicted and printed gains, bits of a real layer, memory, the host, layer times."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float:
 
 
 def gains() -> Section:
-    """Gains of tiling-AllReduce in per cent beside the printed ones, and what a constant would make of them."""
+    """Predicted and printed gains of tiling-AllReduce in per cent, and their values with another constant."""
     rows, data, printed, ours = [], {}, [], []
     for r in validate_times(HERE / "measured_papers.yaml", only="tiling_allreduce", method=study.METHOD).residuals:
         low, high = r.measured
@@ -210,7 +210,7 @@ def _cannot(p: ModelProblem, printed: float, free: int) -> str:
 
 
 def host() -> Section:
-    """Table 3, and our own attention kernel beside the paper's."""
+    """Table 3, and npusim's attention kernel compared with the paper's."""
     report = validate_times(HERE / "measured_offload.yaml", band=0.1)
     rows = [
         [
@@ -270,7 +270,7 @@ def _with(case: MeasurementCase, attention: str) -> MeasurementCase:
 
 
 def whole_models() -> Section:
-    """Tables 4 to 6: what our layers take, and what is left over as a framework's overhead."""
+    """Tables 4 to 6: predicted times of layers, and the rest, which is the framework's overhead."""
     predictor, rows, data = Predictor(), [], {}
     for case in load_measurements(HERE / "measured_models.yaml").cases:
         result = predictor.result(case)
@@ -306,7 +306,7 @@ TABLE_6_HW, TABLE_6_MODEL, PROMPT = "ascend_910b2", "llama2_7b", 512
 
 
 def table_6() -> Section:
-    """A decoding step by the attention it takes, and why one kernel of one query is no faster than four."""
+    """A decoding step by its kind of attention, and the reason why one kernel of one query is no faster than four."""
     rows, data = list[list[object]](), dict[str, dict[str, float]]()
     for batch, (fast, standard) in TABLE_6.items():
         for name in DECODED:
@@ -337,7 +337,7 @@ def table_6() -> Section:
 
 
 def _idle(batch: int) -> dict[str, object]:
-    """Return what keeps split_kv's loads waiting: blocks of a tile or two that run out one by one, or overlap."""
+    """Return the cause of the waits of split_kv's loads: blocks of one or two tiles that end one by one, or overlap."""
     problem = (
         load_workload(TABLE_6_MODEL)
         .problem(seq=PROMPT, batch=batch)
@@ -392,7 +392,7 @@ def figure_11() -> Section:
 
 
 def _share(data: Mapping[str, Mapping[str, float]], *models: str) -> str:
-    """Return which part of the measured times kernels take, over the cases of some models."""
+    """Return the kernels' share of the measured times, over the cases of some models."""
     shares = [of["predicted_ms"] / of["measured_ms"] for name, of in data.items() if name.startswith(models)]
     return f"{100 * min(shares):.0f} to {percent(max(shares), 0)}"
 

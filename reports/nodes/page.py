@@ -180,7 +180,7 @@ def _forms() -> Section:
 
 
 def _constants() -> dict[str, object]:
-    """Return what the text says of the node files: what is fitted to what, cores taken, issue."""
+    """Return figures of the text on the node files: fitted constants and their sources, used cores, and issue."""
     npus, gpus = load_node(NPUS), load_node_device(GPUS)
     fitted = {c for _, fact in gpus.node.facts() if fact.basis == "fitted" for c in fact.fitted_on or ()}
     driver, host = gpus.node.drivers["sm"], gpus.node.host

@@ -1,4 +1,4 @@
-"""Computations behind the page on nodes: outcomes of tiling, forms of collectives, sums in their order."""
+"""Computations of the page on nodes: outcomes of tiling, forms of collectives, sums in their order."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _timing(result: RunData) -> NodeTiming:
 class Change(NamedTuple):
     """What tiling changes, in microseconds: the untiled time, three causes, the tiled time.
 
-    ``cut``: kernels of fewer rows are less efficient, or save launches.  ``shared``: kernels beside a
+    ``cut``: kernels of fewer rows are less efficient, or save launches.  ``shared``: kernels that run during a
     collective have fewer cores and less memory bandwidth.  ``exposed``: the part of the whole in
     which no kernel runs, the host's issue included.
     """
@@ -185,7 +185,7 @@ def forms(node: str) -> Iterator[Form]:
 
 
 def step(node: str, driver: str, sizes: Sequence[int]) -> list[tuple[int, str]]:
-    """Return the first of ``sizes`` from which each protocol is taken."""
+    """Return the smallest of ``sizes`` for which each protocol is used."""
     spec = load_node(node)
     topology = Topology(spec)
     algorithm: Algorithm = "mesh" if topology.is_full_mesh else "ring"
@@ -244,7 +244,7 @@ class ReductionError(NamedTuple):
 
 
 def reduction_error(way: Collective, inputs: Sequence[NDArray[Any]], fmt: str) -> ReductionError:
-    """Return how far an AllReduce's result is from the float64 sum.
+    """Return the difference between an AllReduce's result and the float64 sum.
 
     A NaN or an infinity in the result makes the figures infinite or NaN, as it should.
     """

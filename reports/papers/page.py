@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["STATUSES", "rows", "write"]
 
-#: What may be said of a row, and whether it is met.
+#: Words for the state of a row, and whether the row is met.
 STATUSES = ("reproduced", "partly", "contradicted", "out of reach", "drawing", "open question")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write ``papers.md`` and its data to ``folder``; figures are read from the pages that lie here."""
+    """Write ``papers.md`` and its data to ``folder``; figures are read from the pages in ``reports/``."""
     found = list(rows())
     counts = Counter(status for _, _, status in found)
     fields = {name: _told(name) for name in sorted(_named()) if "__" in name}

@@ -22,7 +22,7 @@ DOTTED = 24
 
 
 class Bar(NamedTuple):
-    """One operation: what kind it is, its number, and its edges in microseconds."""
+    """One operation: its kind, its number, and its start and end in microseconds."""
 
     kind: str
     label: str
@@ -56,7 +56,7 @@ def chart(
     ]
 
     def scaled(is_log: bool) -> dict[str, Any]:
-        # Labels stay under their ticks: one moved inwards at an end stands beside its neighbour.
+        # Labels stay under their ticks: one moved inwards at an end stands next to its neighbour.
         axis = alt.Axis(format="~r", tickCount=TICKS, labelFlush=False, labelOverlap="greedy", labelSeparation=8)
         return {"scale": alt.Scale(type="log") if is_log else alt.Scale(zero=True), "axis": axis}
 

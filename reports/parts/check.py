@@ -1,4 +1,4 @@
-"""Compares the figures of written pages with fresh ones: what continuous integration runs."""
+"""Compares the figures of stored pages with newly computed ones; continuous integration runs this file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["differences"]
 
-#: Two units of the last digit kept: figures may round differently where they lie between two.
+#: Two units of the last stored digit: figures between two roundings may be rounded differently.
 RELATIVE = 2e-3
 
 

@@ -37,7 +37,8 @@ JSON_DIGITS = 4
 def template(study: str) -> tuple[str, str]:
     """Return a study's template, and apart from it the figures that its text quotes from elsewhere.
 
-    They stand in a comment at its end that begins ``<!-- quoted``, a line for each source: ``figures: source``.
+    The page ends with them, in a comment that begins with ``<!-- quoted`` and has a line for each source: ``figures:
+    source``.
     """
     text, _, quoted = (STUDIES / study / "template.md").read_text(encoding="utf-8").partition("\n<!-- quoted\n")
     return text, quoted.removesuffix("-->\n")
@@ -49,7 +50,7 @@ def fill(study: str, fields: Mapping[str, object]) -> str:
 
 
 def told(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields that a page's sentences take, as they are written there: all but tables."""
+    """Return the fields of a page's sentences as they are written: all fields except tables."""
     texts = {name: _text(value) for name, value in fields.items()}
     return {name: text for name, text in texts.items() if "\n" not in text}
 
@@ -113,7 +114,7 @@ def rounded(value: Any) -> Any:
 
 
 def gather(page: str, sections: Iterable[Section], **fields: object) -> Section:
-    """Return what the sections of a page add to ``fields`` of its template, and their figures."""
+    """Return the fields that the sections of a page add to those of its template, and their figures."""
     data: dict[str, object] = {"page": page}
     for found, figures in sections:
         fields |= found

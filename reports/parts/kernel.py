@@ -1,4 +1,4 @@
-"""Kernels as their authors have them: fields that a study does not name are as declared, not chosen by a run."""
+"""Kernels with their authors' tiles: fields that a study does not name have their declared values."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 
 def declared_tiling(schedule: str, hw: str, **fields: object) -> Tiling:
-    """Return a schedule's tiling on a device with ``fields``; a run takes it as it is."""
+    """Return a schedule's tiling on a device with ``fields``; a run does not change this tiling."""
     return build_tiling(find_schedule(schedule, load_device(hw).family).tiling, fields)

@@ -74,7 +74,7 @@ def _drawn(problem: Problem) -> HeadSource:
 
 @lru_cache(maxsize=2)
 def _references(_problem: Problem, _source: HeadSource) -> References:
-    """Return what is known of the reference on some inputs, to be added to."""
+    """Return the known values of the reference on some inputs; callers add to them."""
     return {}
 
 

@@ -67,11 +67,11 @@ POINTS = (
 CHART_POINTS = 5
 #: Mean at which PASA in float16 is at the floor of its own formats.
 FLOOR_MEAN = 5.0
-#: What two printed digits may be off, relative.
+#: Relative error that two printed digits allow.
 PRINTED_DIGITS = 5e-3
 #: Seeds of the statistics of table 4.
 SEEDS = 8
-#: Bounds by which errors in float64 are told; the last is what is asked of the algorithm.
+#: Bounds with which the page states errors in float64; the last bound is the requirement on the algorithm.
 FLOAT64_BOUNDS = (1e-14, 1e-11)
 
 
@@ -148,7 +148,7 @@ def _table_2() -> Section:
 
 
 def _table_3() -> Section:
-    """Table 3: what float16 makes of beta."""
+    """Table 3: values of beta in float16."""
     rows: list[list[str]] = []
     data: dict[float, study.BetaRow] = {}
     wide: dict[float, study.BetaRow | None] = {}
@@ -193,7 +193,7 @@ def _table_3() -> Section:
     return fields, {"table_3": data, "table_3_bfloat16": wide}
 
 
-#: Settings of the drift test: what is varied, as fields of PASA's tiling.
+#: Settings of the drift test: the varied fields of PASA's tiling.
 DRIFT: Mapping[str, dict[str, object]] = MappingProxyType(
     {
         "0.984375, ideal Inva, scale on S'": {"beta": 0.984375, "correction": "ideal", "scale_in": "scores"},
@@ -230,7 +230,7 @@ def _table_4() -> Section:
     data: dict[str, object] = {}
     largest = 0.0
     for case, paper in TABLE_4.items():
-        # What becomes NaN does not depend on V: the smallest head size of V will do.
+        # The outputs that become NaN do not depend on V, so that the smallest head size of V suffices.
         problem = Problem(
             heads=heads if paper < 100 else 1,
             seq_q=tokens,

@@ -38,7 +38,7 @@ def _ordered(allocation: study.Allocation, order: str) -> study.Allocation:
 
 
 def orders() -> Section:
-    """The same inputs with row sums in another order."""
+    """Results for the same inputs with row sums in another order."""
     stated = load_device(ASCEND).row_sum
     assert stated is not None
     own, other = sorted(ORDERS, key=lambda order: order != stated.value)
@@ -78,7 +78,7 @@ def orders() -> Section:
 
 
 def limits() -> Section:
-    """What PASA does not prevent, and what it does."""
+    """Faults that PASA does not prevent, and faults that it prevents."""
 
     def error(name: str, draws: list[study.Arrays]) -> study.Drawn | str:
         chosen = study.ALLOCATIONS[name]
@@ -186,7 +186,7 @@ MODELLED: Mapping[str, study.Allocation] = MappingProxyType(
     }
     | {UNSCALED: study.ALLOCATIONS["PASA, mean FP32"]}
 )
-#: Of the stand-ins' blocks of queries one in so many is computed: for the ranges, and for the errors.
+#: Steps between the computed blocks of queries of the stand-ins: for the ranges, and for the errors.
 RANGE_STEP: Mapping[str, int] = MappingProxyType({"SVD-IMG2VID": 4, "Qwen2-7B": 1})
 ERROR_STEP = 16
 
@@ -200,7 +200,7 @@ def _stand_in(model: str, draw: int) -> tuple[Problem, HeadSource]:
 
 
 def models() -> Section:
-    """The four ranges of two models beside those of their stand-ins, S' unscaled as the paper has it."""
+    """The four ranges of two models and of their stand-ins, with S' without a scale, as in the paper."""
     rows, outcomes, data = [], [], {}
     for model, paper in PRINTED.items():
         found = _ranges_of(model, paper.shape)

@@ -143,7 +143,7 @@ def finite_rmse(run: NumericResult) -> float | str:
 
 
 def label(case: Case) -> str:
-    """Return how tables call a case."""
+    """Return the name of a case in tables."""
     kind, x0, amplitude = case
     return f"{kind} {x0:g}, {amplitude:g}"
 
@@ -188,7 +188,7 @@ class BetaRow(NamedTuple):
 def beta_row(beta: float, keys: int = BLOCK, fmt: str = "float16") -> BetaRow | None:
     """Return table 3's figures for one initial beta and format of M; 1/sqrt(d) is not in M there.
 
-    None where the rounded entries take the whole mean or more, so that there is no correction.
+    None if the rounded entries remove the whole mean or more, so that no correction exists.
     """
     matrix = ShiftingMatrix(keys, beta, 1.0, fmt)
     if matrix.mean_kept <= 0:

@@ -48,7 +48,7 @@ PLAIN = "hpc_ops_s1"
 
 
 class Collapse(NamedTuple):
-    """Proposition 3 beside what is measured, a value a head."""
+    """Proposition 3 and measured values, one for each head."""
 
     proposition: Doubles  #: the sum of p^2 over the keys that were zeroed (equation 9)
     error: Doubles  #: mean squared error of the output
@@ -69,10 +69,10 @@ def collapse(problem: Problem, precision: str) -> Collapse:
 
 
 def real_collapse(precision: str) -> float:
-    """Return what SmolLM2's lost mass costs with its own V, over what equation 9 says.
+    """Return the error from SmolLM2's lost mass with its own V, relative to the error by equation 9.
 
-    Lost is the sum of p_j v_j over the zeroed keys; equation 9 takes the v_j for uncorrelated, all of
-    the same mean square.
+    The loss is the sum of p_j v_j over the zeroed keys; equation 9 assumes that the v_j are uncorrelated and have the
+    same mean square.
     """
     problem, source = study.real_tensors()
     exact = study.exact_weights(problem, source)

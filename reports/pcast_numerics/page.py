@@ -50,7 +50,7 @@ UNIT = 1e-5
 #: Samples of 64 rows for each length of table 2, and for the other sections.
 HEADS_2: Mapping[int, int] = MappingProxyType({4096: 64, 8192: 64, 16384: 32})
 HEADS, HEADS_GAP = 32, 16
-#: Independent draws into which samples are cut where an error is not had head by head.
+#: Number of independent draws into which samples are cut if the error of each head is not known.
 DRAWS = 4
 #: Scales of the sawtooth's table: powers of two, those of P-Cast's figure 1, FlashInfer's 448.
 SCALES = (1, 2, 16, 64, 128, 256, 300, 384, 400, 448, 512)
@@ -217,7 +217,7 @@ def _ends(found: list[study.Mean]) -> list[str]:
     return [f"{end:.1f}" for end in (min(m.value for m in found), max(m.value for m in found))]
 
 
-#: Rows of a small sample, whose scatter is told, and heads of the ratio at blocks of 128 keys.
+#: Rows of a small sample, whose scatter the page states, and heads for the ratio at blocks of 128 keys.
 FEW_ROWS, HEADS_128 = 512, 12
 
 

@@ -38,7 +38,7 @@ def _ratio(found: study.Mean) -> str:
 
 
 def proposition() -> Section:
-    """Proposition 3 beside the error of forward order at S = 1, and what is left without collapse."""
+    """Proposition 3, the error of forward order at S = 1, and the remaining error without collapse."""
     rows, data = [], {}
     shares: dict[int, study.Mean] = {}
     for gap in GAPS:
@@ -80,7 +80,7 @@ def proposition() -> Section:
 
 
 def coverage() -> Section:
-    """Section 5.3: where P's normal range starts, and how many normal keys lie in it."""
+    """Section 5.3: the start of P's normal range, and the number of normal keys in it."""
     found = {gap: beyond.casts(study.sink_problem(gap, KEYS, HEADS, seed=320), SCALES) for gap in COVERED}
     rows = []
     for index, scale in enumerate(SCALES):
@@ -109,7 +109,7 @@ def coverage() -> Section:
 
 
 def dynamic() -> Section:
-    """Section 7.4: a power of two chosen anew for each block or row."""
+    """Section 7.4: a power of two that each block or row chooses."""
     rows, data = [], {}
     largest = 0.0
     for gap in GAPS:

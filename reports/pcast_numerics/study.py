@@ -120,7 +120,7 @@ def errors_by_head(
 
 @lru_cache(maxsize=1)
 def exact_weights(problem: Problem, inputs: HeadSource) -> Callable[[Any], NDArray[np.float32]]:
-    """Return a function that gives the softmax of a block, computed in float64 and kept.
+    """Return a function that returns the softmax of a block, which is computed once, in float64.
 
     float32 keeps 7 digits of what is compared to 2 (a P in E4M3).
     """
@@ -157,7 +157,7 @@ def by_head(
     block: int = 64,
     recast: Callable[[NDArray[np.float32]], Doubles] | None = None,
 ) -> Doubles:
-    """Return what ``measure`` finds in the weights of each block, summed and divided by a head's rows.
+    """Return the results of ``measure`` for the weights of each block, summed and divided by a head's rows.
 
     ``measure`` gets a block and its weights (rows, keys), which it may change; the result is (heads,
     figures).  ``recast`` is that of `EffectiveWeights`.

@@ -1,4 +1,4 @@
-"""What P-Cast's claims are in exact terms: thresholds, the sawtooth, and expectations over its model.
+"""P-Cast's claims in exact terms: thresholds, the sawtooth, and expectations over its model.
 
 The model (P-Cast section 3.1): scores of normal keys N(0, 1), of ``sinks`` keys Delta + N(0, 1).
 Constants and the better form of equation 7 follow from E4M3's least subnormal (pcast_numerics.md, thresholds).
@@ -138,9 +138,9 @@ class Expectation(NamedTuple):
 def expectation(gap: float, scale: float, sinks: int, keys: int) -> Expectation:
     """Return expected fractions for ``keys`` keys, over the distribution of the sinks' scores.
 
-    Normal keys are many: their sum of exponentials is taken at its mean.  The integral runs over the
-    largest sink score m, of density ``k phi(m) Phi(m)^(k-1)``; the other sinks lie below it, their
-    share of the mass by a Gauss-Legendre rule in each.
+    There are many normal keys, so that their sum of exponentials is replaced by its mean.  The integral runs over the
+    largest sink score m, of density ``k phi(m) Phi(m)^(k-1)``; the other sinks are below it; a Gauss-Legendre rule
+    computes their share of the mass in each.
     """
     threshold = _grid() + gap - underflow_exponent(scale)
     share = _shares(gap, sinks, keys, power=1)
@@ -164,7 +164,7 @@ def zeroed_deviation(gap: float, scale: float, sinks: int) -> float:
 
 
 def normal_exponent(scale: float) -> float:
-    """Return how far below the running maximum a score may lie for S P to be a normal number: ln(64 S)."""
+    """Return the largest distance of a score below the running maximum for which S P is a normal number: ln(64 S)."""
     return math.log(scale / E4M3.min_normal)
 
 

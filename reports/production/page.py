@@ -1,4 +1,4 @@
-"""Page: attention kernels that people run, beside what we write: predicted, measured, how far off; FA3's tile."""
+"""Page: attention kernels in production and npusim's own: predicted and measured times, errors, and FA3's tile."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FILES = (
     ("seen", HERE / "measured_h200_served.yaml"),
     ("seen", HERE / "measured_ascend_cann.yaml"),
 )
-#: Kernel of a case, as its tiling names it -> what people call it.
+#: Name of a kernel in the tiling of a case -> its usual name.
 KERNELS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "triton": "FlexAttention", "cann": "CANN"}
 #: Cases of kernels that have no program here, measured at another clock than the device's: not alike.
 LEFT_OUT = "tileops_"
 DEVICE, HEADS, KEYS = "h200", 16, (1024, 4096)
-#: Tiles of rows and keys that FA3's kernel could have taken: two or three groups of 64 rows, whole groups of 16 keys.
+#: Tiles of rows and keys that FA3's kernel could use: two or three groups of 64 rows, whole groups of 16 keys.
 ROWS, COLUMNS = (128, 192), (64, 96, 128, 176)
 DIMS = (64, 128, 256)
 

@@ -43,7 +43,7 @@ def _times(made: list[dict[str, str]]) -> Section:
 
 
 def _rate(row: dict[str, str], device: str) -> str:
-    """Return what a launch multiplies a second; of one without products what it moves, each tensor once."""
+    """Return the products of a launch per second; without products its bytes per second, each tensor counted once."""
     us, flops = float(row[f"{device}_us"]), int(row["flops"])
     return f"{flops / us / 1e6:,.0f} TFLOP/s" if flops else f"{int(row['bytes']) / us / 1e3:,.0f} GB/s"
 

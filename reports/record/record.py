@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEVICES = ("h200", "ascend_910b2")
 COLUMNS = ("tutorial", "kernel", "sizes", "programs", "bytes", "flops", *(f"{d}_us" for d in DEVICES))
 COLUMNS += (*(f"{d}_rmse" for d in DEVICES), "launch_s", "again_s", "file_bytes", "predict_s")
-#: Multiprocessors of the H200 that a program is told it runs on.
+#: Number of multiprocessors of the H200 that recorded programs read.
 SMS = 132
 
 

@@ -1,4 +1,4 @@
-"""Section: FlashAttention's backward pass on an H100, beside FlashAttention-2's kernels and Triton's."""
+"""Section: FlashAttention's backward pass on an H100, compared with FlashAttention-2's kernels and Triton's."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["on_h100"]
 
 HERE = Path(__file__).resolve().parent
-#: Phases of a run by the kernels that were measured; torch clears and sums with kernels of its own.
+#: Phases of a run by measured kernel; torch clears and sums with its own kernels.
 FA2 = {"dot_do_o": "delta", "dq_dk_dv": "dkdvdq", "convert_dq": "scaled"}
 TORCH = {"fill": "clear", "sum_dk": "sum_dk", "sum_dv": "sum_dv"}
 #: Queries and keys of a tile by head size.  source: flash_bwd_launch_template.h
 TILES = {64: (128, 128), 96: (64, 128), 128: (64, 128), 256: (64, 64)}
-#: Spilled registers from which what ptxas does is no account of registers any more.
+#: Number of spilled registers from which ptxas' decisions no longer follow from the number of registers.
 MANY_SPILLS = 100
 
 
@@ -70,7 +70,7 @@ def _group(f: dict[str, Any]) -> str:
 
 
 def _of_group(name: str, listed: list[dict[str, Any]]) -> list[str]:
-    """Return a line: how far the kernels are off, and a deterministic call over the same with atomic additions."""
+    """Return a line: errors of the kernels, and the ratio of a deterministic call to one with atomic additions."""
     of = {method: [f for f in listed if f["method"] == method] for method in ("added", "deterministic")}
     ranges = [f"{percent(min(x))} to {percent(max(x))}" for x in ([f["off"] for f in of[m]] for m in of)]
     pairs = list(zip(of["added"], of["deterministic"], strict=True))

@@ -1,4 +1,4 @@
-"""Page: kernels with a matrix as their state, predicted beside FLA's on an H100 and PTO's on a 910B2, each command."""
+"""Page: kernels with a matrix as their state, predicted, and measured with FLA on an H100 and PTO on a 910B2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 HERE = Path(__file__).resolve().parent
-#: FLA's kernels: the schedule and the phase that stands for each.
+#: FLA's kernels: the schedule and the phase that predict each.
 KERNELS = {
     "chunk_fwd_kernel_h": ("retention", "states"),
     "chunk_fwd_kernel_o": ("gated_delta", "outputs"),
@@ -33,7 +33,7 @@ KERNELS = {
 }
 #: Calls whose configurations are all predicted; `configurations.csv` has four more.
 SHAPES = "1x8192x16x128", "8x2048x32x64"
-#: SGLang's kernels: the phase that stands for each, and the fields with which SGLang launches it.
+#: SGLang's kernels: the phase that predicts each, and the fields with which SGLang launches it.
 SGLANG: dict[str, tuple[str, dict[str, int]]] = {
     "l2norm_fwd_kernel": ("unit", {"warps": 8}),
     "chunk_local_cumsum_scalar_kernel": ("decays", {"warps": 8}),
@@ -46,7 +46,7 @@ SGLANG: dict[str, tuple[str, dict[str, int]]] = {
 CALLS = (1, 2048, 16), (1, 8192, 16), (8, 2048, 16), (1, 16384, 8), (2, 2048, 32), (4, 512, 32)
 #: Tokens of a chunk: FLA's, PTO's.
 CHUNK, PTO_CHUNK = 64, 128
-#: PTO's stages, and the phase that stands for each.
+#: PTO's stages, and the phase that predicts each.
 STAGES = {
     "chunk_cumsum": "decays",
     "scaled_dot_kkt": "kkt",
@@ -103,14 +103,14 @@ def _sizes(schedule: str, shape: str) -> dict[str, int]:
 
 
 def _fields(kernel: str, row: dict[str, str]) -> dict[str, int]:
-    """Return the fields of a run that has a configuration, with what its compiler says of registers."""
+    """Return the fields of a run of a configuration, with the registers that its compiler reports."""
     fields = {"chunk": CHUNK, "warps": int(row["warps"]), "stages": int(row["stages"])}
     fields |= {"registers": int(row["registers"]), "shared_bytes": int(row["shared_bytes"])}
     if kernel == "chunk_fwd_kernel_h":
         fields |= {"block_key": int(row["bk"])}
     if row["bv"]:
         fields |= {"block_value": int(row["bv"])}
-    if "kkt" in kernel:  # four warps for the others, which a run has beside it
+    if "kkt" in kernel:  # four warps for the others, which a run computes too
         fields |= {"solve_warps": int(row["warps"]), "warps": 4}
     return fields
 
@@ -118,9 +118,10 @@ def _fields(kernel: str, row: dict[str, str]) -> dict[str, int]:
 def _times_of(
     schedule: str, phase: str, sizes: dict[str, int], fields: dict[str, int], *, alone: bool, hw: str = "h100"
 ) -> float:
-    """Return what a kernel of a schedule takes on a GPU, in microseconds: alone, or behind those before it.
+    """Return the time of a schedule's kernel on a GPU, in microseconds: alone, or after the kernels before it.
 
-    A kernel that was measured alone finds lines in L2 that were read, and not written; a sequence begins as the device
+    For a kernel that was measured alone, L2 has lines that were read, and none that were written; a sequence begins as
+    the device
     file says.
     """
     device = load_device(hw)

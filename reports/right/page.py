@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["write"]
 
 TESTS = STUDIES.parent / "tests"
-#: A tile that takes so many times the best one's time is as good as that.
+#: A tile whose time is at most this multiple of the best one's counts as equally good.
 NEAR = 1.05
-#: What a source of measured times is, where its row says how far off predictions are, and the page that says why.
+#: Sources of measured times, and the page that explains the errors of their predictions.
 PAGES = {
     "910B": "ascend_timing",
     "910B, CANN's tuning bank": "ascend_timing",
@@ -35,7 +35,7 @@ PAGES = {
 
 
 def write(folder: Path) -> list[Path]:
-    """Write ``right.md`` and its data to ``folder``; what other pages found is read from where they lie here."""
+    """Write ``right.md`` and its data to ``folder``; results of other pages are read from ``reports/``."""
     validation = _data("validation")
     rows = [*_bits(validation["bits"]), *_kept(), *_papers(), *_times(validation["summary"])]
     marked = Counter(unit.evidence for unit in ARITHMETICS.values())

@@ -1,4 +1,4 @@
-"""Page: attention as it is served: mixed lengths, pages, latents, and what changes bits at what price."""
+"""Page: attention in servers: mixed lengths, pages, latents, and the choices that change bits, with their prices."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python reports/silicon/arrival.py OUT.json
 
-Needs cupy and a GPU.  Each block copies two tiles in pieces of 16 bytes, waits for the first and for both, works for so
-many cycles (it reads the clock), and goes on.  One line a case: where the tiles lie (device memory or L2, each block's
+Needs cupy and a GPU.  Each block copies two tiles in pieces of 16 bytes, waits for the first and for both, works for a
+number of cycles (it reads the clock), and continues.  One line a case: where the tiles lie (device memory or L2, each
+block's
 own or one of 16 blocks'), blocks, bytes of a tile, cycles of work; then means over blocks and iterations but the first
 few: cycles from the first copy until all are issued, the first tile is there, and both are, and of a whole iteration.
 """

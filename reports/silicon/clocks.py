@@ -1,4 +1,4 @@
-"""Read a GPU's clock, a microsecond at a time, while other kernels run beside the reader.
+"""Read a GPU's clock, a microsecond at a time, while other kernels run.
 
     python reports/silicon/clocks.py OUT.json
 
@@ -41,7 +41,7 @@ CALLS, NEAR_NS = 6, 15000
 
 @triton.jit
 def products(left, right, out, rounds, count, pause_ns, SIZE: tl.constexpr, DEPTH: tl.constexpr):
-    """Multiply ``count`` times, then sleep, so many rounds."""
+    """Multiply ``count`` times, then sleep; repeat this for the number of rounds."""
     i, k = tl.arange(0, SIZE), tl.arange(0, DEPTH)
     a = tl.load(left + i[:, None] * DEPTH + k[None])
     b = tl.load(right + i[:, None] * DEPTH + k[None]).trans()

@@ -23,7 +23,7 @@ SHARED_BYTES, LEFT_BYTES = 220 * 1024, 2048
 
 
 def source(line: int, loop: int, cores: int) -> str:
-    """Return a kernel that walks through a line of instructions and a loop, so many rounds."""
+    """Return a kernel that executes a line of instructions and a loop for a number of rounds."""
 
     def body(count: int) -> str:
         add = 'asm volatile("fma.rn.f32 %0,%0,%1,%1;" : "+f"(a{}) : "f"(c));'

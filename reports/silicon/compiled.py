@@ -4,8 +4,8 @@
         [--part 0/2]
 
 Writes OUT_DIR/ARCHITECTURE_registers.csv, rows as in hwconfigs.  Needs triton (3.6.0, which brings cuobjdump), but no
-GPU: no kernel runs.  ``FILE`` holds the kernels, as for the given measurements.  What has not begun after the seconds
-is left out, and counted; called again, it goes on.
+GPU: no kernel runs.  ``FILE`` holds the kernels, as for the given measurements.  Cases that have not begun after these
+seconds are omitted and counted; the next call continues with them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def kernels(path: str) -> object:
 
 
 def source(path: str, job: tuple[str, str, int, bool, int, int, int, int]) -> object:
-    """Return the kernel with what a launch tells the compiler: which sizes are 1, which arguments multiples of 16."""
+    """Return the kernel with the facts of a launch for the compiler: sizes that are 1, arguments that are multiples of
+    16.
+    """
     from triton.compiler import ASTSource
 
     name, dtype, d, causal, q, kv, stages, _ = job

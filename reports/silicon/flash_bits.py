@@ -2,7 +2,8 @@
 
     python reports/silicon/flash_bits.py OUT.npz
 
-So many heads that no keys are split; of each call the first head's last rows are kept.  Needs torch (2.11.0).
+Calls have enough heads that no keys are split; the last rows of each call's first head are stored.  Needs torch
+(2.11.0).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def inputs(rows: int, size: int) -> list[np.ndarray]:
 
 
 def main(out: str) -> None:
-    """Run every call, and write what is kept."""
+    """Run every call, and write the stored rows."""
     found = {}
     for name, (rows, size, causal) in CALLS.items():
         q, k, v = (torch.from_numpy(x).cuda() for x in inputs(rows, size))

@@ -4,8 +4,8 @@ Needs one GPU, torch and triton.  Measures the cases of gathered.json, of an H20
 that of one launch in a graph of equal launches, in microseconds: the median of three replays.  `cases` reads a file.
 
 read, write, both: each of ``blocks`` (times ``heads``) blocks reads or writes ``count`` pieces of ``piece`` bytes,
-``rows`` of them at a time, whose places it loads; ``both`` stores what it reads one piece behind the other.  Pieces
-are those of rows of ``heads`` pieces in ``mib`` MiB: ``order`` 0 one row behind the other, 16 in groups of 16 rows in
+``rows`` of them at a time, whose places it loads; ``both`` stores the pieces that it reads, one after another.  Pieces
+are those of rows of ``heads`` pieces in ``mib`` MiB: ``order``: 0 one row after another, 16 in groups of 16 rows in
 random order, 1 in random order; ``passes`` times over all rows.  ``stages`` as of `triton.language.range`.
 direct: as read, without places to load.
 product: each of ``blocks`` blocks adds up ``count`` products of ``m`` x ``k`` and ``k`` x ``n`` of bfloat16, whose rows

@@ -31,7 +31,7 @@ def read(x, places, out, count: int, pitch: tl.constexpr, rows: tl.constexpr, wi
 @triton.jit
 def write(x, places, out, count: int, pitch: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
           stages: tl.constexpr, is_copy: tl.constexpr):  # fmt: skip
-    """Write pieces of rows whose numbers are listed, or copy them one behind the other."""
+    """Write pieces of rows whose numbers are listed, or copy them one after another."""
     pid, head = tl.program_id(0), tl.program_id(1)
     columns, value = tl.arange(0, width)[None, :], tl.zeros([rows, width], tl.bfloat16) + pid.to(tl.bfloat16)
     x += head * width

@@ -1,4 +1,4 @@
-"""The time of calls in a CUDA graph, for the commands beside this file that measure kernels of microseconds."""
+"""The time of calls in a CUDA graph, for the commands of this folder that measure kernels of microseconds."""
 
 from __future__ import annotations
 

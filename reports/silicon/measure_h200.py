@@ -1,4 +1,4 @@
-"""What the model of an H200 wants to know and no given file says, measured in one go on one H200 (two minutes).
+"""Measures the quantities that the model of an H200 needs and no other file has, on one H200 in two minutes.
 
     python reports/silicon/measure_h200.py OUT_DIR [--kernels FILE] [part ...]
 
@@ -8,8 +8,8 @@ multiprocessor), heldout (further shapes of the kinds given, to hold predictions
 attention and torch's FlashAttention-2 on further shapes, for the same).
 
 ``FILE`` holds the kernels measured, as for the given measurements: ../shared/measurements/h200_kernels.py. Without it
-the parts that need it are left out, and that is said. Needs torch, triton, nvcc. Writes OUT_DIR/PART.json;
-`as_cases.py` makes measurements of what is held out. Data beside this file: one H200, 2026-11-22.
+the script omits the parts that need it, and reports this. Needs torch, triton, nvcc. Writes OUT_DIR/PART.json;
+`as_cases.py` makes measurements of what is held out. Data in this folder: one H200, 2026-11-22.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def operators() -> list[dict]:
 
 
 def kernel_times(function: object) -> list[list]:
-    """Return [name, us] of the kernels of one call, in order, behind one another in a stream."""
+    """Return [name, us] of the kernels of one call, in order, one after another in a stream."""
     from torch.profiler import ProfilerActivity, profile
 
     function()

@@ -23,7 +23,7 @@ FLUSH_BYTES = 2**28
 
 
 def source(instructions: int, registers: int) -> str:
-    """Return a kernel that goes once through so many multiply-adds, in at least so many registers."""
+    """Return a kernel that executes a number of multiply-adds once, with at least a number of registers."""
     add = 'asm volatile("fma.rn.f32 %0,%0,%1,%1;" : "+f"(a{}) : "f"(c));'
     lines = "\n".join(add.format(i % registers) for i in range(instructions))
     values = " ".join(f"float a{i} = c + {i};" for i in range(registers))

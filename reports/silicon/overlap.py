@@ -1,4 +1,4 @@
-"""Measure when NCCL's kernels start and end beside attention: which kernel takes the SMs first, on each GPU.
+"""Measure when NCCL's kernels start and end while attention runs, and which kernel gets the SMs first on each GPU.
 
 ``torchrun --nproc_per_node 2 reports/silicon/overlap.py OUT`` writes ``OUT/overlap_RANK.csv``: for each length, cut and
 priority of NCCL's stream a row for each kernel of one profiled call (stream, name, start and duration in

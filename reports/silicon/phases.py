@@ -1,10 +1,10 @@
-"""Time flash tiles with parts of softmax left out, and short calls: what of it is beside what.
+"""Time flash tiles without parts of the softmax, and short calls, to show which parts overlap.
 
     python reports/silicon/phases.py OUT.json
 
 ``causal`` 0: no mask; 1: causal; 2: masked, over all keys.  ``part`` 0: all of softmax; 1: differences instead of
 exponentials; 2: exponentials without maxima.  Needs torch, triton and one GPU; a minute, most of it compiling in 14
-processes.  Data beside this file (phases.json): one H100, 2026-11-28.
+processes.  Data in this folder (phases.json): one H100, 2026-11-28.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def data_of(tile: Tile, seq: int, heads: int) -> list[torch.Tensor]:
 
 
 def compile_one(job: tuple[Tile, int, int]) -> None:
-    """Have a tile compiled, so that the next process finds it."""
+    """Compile a tile, so that the next process loads it from the cache."""
     call(*job, 512, 2, data_of(job[0], 512, 2))
 
 

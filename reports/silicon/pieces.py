@@ -41,7 +41,7 @@ def part(
     tl.store(o_ + head + rows[:, None] * d + cols[None], (output + total[:, None]).to(tl.float16))
 
 
-#: Each thread goes through a frame of F words of local memory: loads B of them, works W FFMA a word, stores them.
+#: Each thread processes a frame of F words of local memory: loads B of them, works W FFMA a word, stores them.
 FRAMES = r"""
 #include <cstdio>
 #include <algorithm>

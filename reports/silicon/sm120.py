@@ -100,7 +100,7 @@ def sizes(text: str) -> dict[str, Any] | None:
 
 
 def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
-    """Return the group of a case, its schedule and the options of its run; None without a kernel to stand for it."""
+    """Return the group of a case, its schedule and the options of its run; None if no kernel represents it."""
     kernel, device, shape = row["kernel"], row["device"], row["shape"]
     if not row["us"] or kernel.startswith(UNKNOWN):
         return None
@@ -149,7 +149,7 @@ def asked(row: dict[str, str]) -> tuple[str, str, dict[str, Any]] | None:
 
 
 def method_of(row: dict[str, str]) -> Method:
-    """Return how the source of a case measures."""
+    """Return the method by which the source of a case measures."""
     return next((method for part, method in METHODS.items() if part in row["source"]), Method())
 
 
@@ -187,7 +187,7 @@ def predict(schedule: str, options: dict[str, Any], time: str = "call", *, copie
 
 
 def copies_of(row: dict[str, str], problem: Problem) -> Iterator[int]:
-    """Yield the bytes of the copies that an operator has beside attention, each a kernel of its own.
+    """Yield the bytes of the copies that an operator has besides attention; each copy is a separate kernel.
 
     The store of its new K and V in the cache; and where FlashAttention-2 of packed sequences has the query heads of a
     KV head as rows, Q in that order, of several KV heads, and the output in the caller's tensor (vllm-project/

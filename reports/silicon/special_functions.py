@@ -1,4 +1,4 @@
-"""Instructions of a GPU's special function unit beside float64: what `npusim.formats.cuda_functions` has of them.
+"""Instructions of a GPU's special function unit compared with float64, and with `npusim.formats.cuda_functions`.
 
 ``python reports/silicon/special_functions.py OUT.npz`` needs the CUDA driver and numpy.  It prints, for each
 instruction, how many results of its binades differ from the nearest float32 and by how many ulp, and whether the other

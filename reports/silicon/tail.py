@@ -4,7 +4,7 @@
 
 ``FILE`` holds the kernel: ../shared/measurements/h200_kernels.py.  Each tile runs at two lengths, L2 dirty before each
 call.  Needs torch, triton and one GPU; a minute, most of it compiling in 14 processes.
-Data beside this file (tail_h100.json): one H100, 2026-11-27.
+Data in this folder (tail_h100.json): one H100, 2026-11-27.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 FILE, KERNELS = "h200_triton_attention.csv", HERE / "triton_attention_kernels.py"
 #: Between launches of a graph, as reports/tune/record.py has it.
 GAP_US = 1.3
-#: Scaled Q in registers, V loaded first, masks (1 behind the product, 2 before it), sums behind the last product.
+#: Scaled Q in registers, V loaded first, masks (1 after the product, 2 before it), sums after the last product.
 FORMS = {
     "plain": (0, 0, 0, 0),
     "q_registers": (1, 0, 0, 0),

@@ -4,7 +4,7 @@
 
 How far blocks go on in step: the first waves take longer than later ones where a tile waits for its copies.  ``FILE``
 holds the kernels measured: ../shared/measurements/h200_kernels.py.  Needs torch, triton and one GPU; a minute.
-Data beside this file (waves.json): one H100, 2026-11-26, with what a profiler said of three loops and of the clocks.
+Data in this folder (waves.json): one H100, 2026-11-26, with what a profiler said of three loops and of the clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS = 8
 
 
 def back_to_back(function: object) -> float:
-    """Return the median time of a call behind others, in microseconds: L2 holds what the one before left."""
+    """Return the median time of a call after others, in microseconds: L2 holds what the one before left."""
     times = []
     function()
     for _ in range(5):
@@ -43,7 +43,7 @@ def back_to_back(function: object) -> float:
 
 
 def grids(block_q: int, residents: int) -> list[tuple[str, int, int, int]]:
-    """Return what is varied, keys, blocks of a head, and heads."""
+    """Return the name of the variation, keys, blocks of a head, and heads."""
     each = KEYS // block_q
     found = [("length", keys, 12, 11 * residents) for keys in (1024, 2048, 4096, 8192)]
     found += [("share", KEYS, x, y * residents) for x, y in SHARED if x <= each and y * residents <= 128]

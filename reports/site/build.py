@@ -1,8 +1,8 @@
 """All documentation as one site: ``python reports/site/build.py [--out DIR] [--versioned] [--repository URL]``.
 
-README, guides, architecture, the studies, what every command and Python function takes, and the changelog, made with
-MkDocs (``python -m pip install '.[site]'``).  Pages are those of the repository, not copies that are kept: they are
-gathered into a folder of their own, links between them led to where they stand there.  The site needs no server and no
+README, guides, architecture, the studies, the arguments of every command and Python function, and the changelog, built
+with MkDocs (``python -m pip install '.[site]'``).  The pages are those of the repository: the script gathers them in a
+separate folder and adapts the links between them.  The site needs no server and no
 network: open ``index.html``; its search works from a folder too.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["CONFIG", "MODULES", "gather", "list_versions", "main"]
 
 CONFIG = HERE / "mkdocs.yml"
 STUDIES = ROOT / "reports"
-#: Pages of the repository by where they stand in the site.
+#: Pages of the repository by their place in the site.
 PAGES = {
     "index.md": ROOT / "README.md",
     "architecture.md": ROOT / "npusim" / "README.md",
@@ -76,7 +76,7 @@ MODULES = {
         "npusim.formats.matmul",
     ),
 }
-#: Pages that are alone under their tab: an empty menu beside them would narrow their code.
+#: Pages that are alone under their tab: an empty menu at their side would leave less width for code.
 ALONE = "---\nhide: [navigation]\n---\n"
 #: A file of a picture that Markdown states as HTML: one for wide and one for narrow screens.
 PICTURE = re.compile(r'\b(src|srcset)="([^"]+\.svg)"')
@@ -102,7 +102,7 @@ def gather(folder: Path) -> list[Path]:
 
 
 def _placed() -> Iterator[tuple[str, Path]]:
-    """Yield where each file of the repository stands in the site."""
+    """Yield the place of each file of the repository in the site."""
     yield from PAGES.items()
     for guide in sorted((ROOT / "npusim" / "docs").glob("*.md")):
         yield f"guides/{guide.name}", guide
@@ -113,7 +113,7 @@ def _placed() -> Iterator[tuple[str, Path]]:
 
 
 def _linked(source: Path, target: Path, placed: dict[Path, Path]) -> str:
-    """Return a page whose links to other pages and pictures lead to where these stand in the site."""
+    """Return a page whose links to other pages and pictures are those of the site."""
 
     def lead(found: re.Match[str]) -> str:
         label, link, part = found[1], found[2], found[3] or ""
@@ -161,7 +161,7 @@ def _commands() -> Iterator[tuple[str, str]]:
 
 
 def _command(command: Any, name: str, parent: Any) -> Iterator[str]:
-    """Yield the lines of a command's part of the page, those of its own verbs below it."""
+    """Yield the lines of a command's part of the page, and of the verbs below the command."""
     context = command.make_context(name.rpartition(" ")[2], [], parent=parent, resilient_parsing=True)
     text = inspect.cleandoc(command.help or "")
     yield from (f"`{command.get_usage(context).removeprefix('Usage: ')}`", "", _escaped(text), "")
@@ -198,14 +198,14 @@ def _escaped(text: str) -> str:
 def _modules() -> Iterator[tuple[str, str]]:
     """Yield a page for each public module, its text that of its docstrings."""
     for title, names in MODULES.items():
-        # What a user holds, or calls, has a name without the file that it is in.
+        # Names of objects and functions for users are written without their file.
         options = "\n    options: {show_root_full_path: false}" if title in ("npusim", OBJECTS) else ""
         head = title.capitalize() if title == OBJECTS else f"`{title}`"
         yield title, "\n\n".join([f"# {head}", *(f"::: {name}{options}" for name in names)]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the site; return 0, or 2 where its generator is missing or finds a fault."""
+    """Write the site; return 0, or 2 if its generator is missing or reports a fault."""
     parser = argparse.ArgumentParser(
         prog="site/build.py", description="Write README, guides, reference and studies as a site."
     )

@@ -1,4 +1,4 @@
-"""Page: where numbers break, as `npusim stress` finds it: published cases beside ours, each with its command."""
+"""Page: where numbers break, as `npusim stress` finds it: published cases and results, each with its command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FA4 = (
 
 @dataclass(frozen=True)
 class Case:
-    """A published case: what it is called, where it is published, and the command that finds it, and one mended."""
+    """A published case: its name, its source, the command that reports it, and the command of the corrected kernel."""
 
     name: str
     source: str
@@ -103,7 +103,9 @@ def write(folder: Path) -> list[Path]:
 
 
 def found(command: str, folder: Path) -> dict[str, Any]:
-    """Return what a command finds, run in the checkout; ``clamped.safetensors`` and its output are in ``folder``."""
+    """Return the findings of a command that is run in the checkout; ``clamped.safetensors`` and its output are in
+    ``folder``.
+    """
     words = shlex.split(command.replace("clamped.safetensors", str(folder / "clamped.safetensors")))
     asked = [*words, "--json", "--budget", "3600", "--out", str(folder / "worst.safetensors")]
     with chdir(Path(__file__).resolve().parents[2]):
@@ -144,7 +146,7 @@ def _of(data: Any, offset: int) -> list[float]:
 
 
 def _cases() -> Section:
-    """Each published case, found, and the same mended."""
+    """The results of each published case and of its corrected kernel."""
     rows, commands, data = [], list[str](), {}
     with TemporaryDirectory() as name:
         for case in CASES:
@@ -178,7 +180,7 @@ def _kept(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sound() -> Section:
-    """How far the worst error of correct kernels is from the one on calm inputs."""
+    """The ratio of the worst error of correct kernels to their error on calm inputs."""
     rows, data = [], {}
     with TemporaryDirectory() as name:
         for command in SOUND:

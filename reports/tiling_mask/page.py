@@ -54,7 +54,7 @@ def check_mapping(m: int, length: int, offset: int) -> tuple[int, int]:
 
 
 def distinct_masks(block: int, m: int) -> int:
-    """Return how many different masks square blocks of any position have."""
+    """Return the number of different masks of square blocks at any position."""
     mask = TilingMask(m)
     matrix = mask.values()[0, 0]
     found = set()
@@ -74,7 +74,7 @@ class Visits(NamedTuple):
 
 
 def visits(tokens: int, block_q: int, block_kv: int) -> Visits:
-    """Return what the schedules do with the blocks of a causal square of ``tokens``."""
+    """Return the treatment by the schedules of the blocks of a causal square of ``tokens``."""
     problem = Problem(heads=1, seq_q=tokens, head_dim=64, causal=True)
     blocks = attention_cells(problem, block_q, block_kv)
     total = len(blocks) * -(-tokens // block_kv)
@@ -134,7 +134,7 @@ def _memory() -> Section:
     return {"memory": table(header, rows)}, {"memory_bytes": {"full": full, "tiling": tile}}
 
 
-#: Workloads and tokens whose programs are asked for their mask.
+#: Workloads and numbers of tokens of the programs whose masks are read.
 PROGRAMS = (("pangu_38b", 4096), ("pangu_38b", 16384), ("qwen2_7b", 5632), ("llama2_70b", 16384))
 
 

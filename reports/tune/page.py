@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["write"]
 
-#: Pairs of configurations whose measured times are nearer are no pairs to rank; errors are over configurations whose
-#: times are within so many times the best.
+#: Smallest ratio of the measured times of a ranked pair of configurations; largest ratio to the best time of
+#: configurations whose errors count.
 APART, WITHIN = 1.02, 2.0
-#: The first of the ranking that may be measured; what the first may cost more than the best.
+#: Number of first ranks that may be measured; largest cost of the first rank relative to the best.
 FIRST, ALLOWED = 3, 0.05
 
 
@@ -35,7 +35,7 @@ class Sweep(NamedTuple):
     disputed: int
 
     def figures(self) -> dict[str, object]:
-        """Return what the page says of the sweep."""
+        """Return the figures of the page on the sweep."""
         measured, order = self.measured, ranked(self.predictions)
         best = min(measured)
         times = [(p.us or 0.0) + GAP_US for p in self.predictions]

@@ -1,7 +1,7 @@
 """Predict every configuration of a sweep that was measured: ``python reports/tune/record.py SWEEP.csv FILE.py ...``.
 
 The kernels are public and stay where they are published: each file is given by its path, and has the function that
-`LAUNCHES` names.  Writes `FILE` beside this script, from which ``reports/build.py tune`` makes the page.
+`LAUNCHES` names.  Writes `FILE` in this script's folder, from which ``reports/build.py tune`` makes the page.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def configurations(rows: list[dict[str, str]], files: Mapping[str, Path]) -> Ite
 
 
 def _field(launch: Launch, name: str) -> str:
-    """Return what a kernel calls a field of the sweep: ``BM`` of one is ``BLOCK_M`` of another."""
+    """Return a kernel's name for a field of the sweep: ``BM`` of one is ``BLOCK_M`` of another."""
     return launch.tile + name[1:] if name in ("BM", "BN", "BK") else name
 
 

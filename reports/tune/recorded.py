@@ -3,12 +3,12 @@
 The kernels are public and stay where they are published; their launches are recorded by `npusim.record`, which also
 stores what an autotuner would try.  ``FOLDER`` has a file of calls for each kernel and shape of the sweep, named by the
 number of that pair in the sweep and the kernel: ``06_sglang_decode_stage1.npz``.  Of each kernel, the first shape that
-has a file, at most twelve configurations are drawn; those that are not read are named and left out.  Writes `FILE`
-beside this script, for ``tests/evaluate/test_trust.py``, and prints errors and regrets by kernel.
+has a file, at most twelve configurations are drawn; those that are not read are named and left out.  Writes `FILE` in
+this script's folder, for ``tests/evaluate/test_trust.py``, and prints errors and regrets by kernel.
 
 A measured time is that of one of many equal launches in a graph (the sweep's first lines), so that a prediction is of
-such a launch too: ``repeated``, with what launches on the same inputs leave in L2, and with what a launch takes beside
-the cores' time.
+such a launch too: ``repeated``, with the lines that launches on the same inputs leave in L2, and with the time of a
+launch besides that on the cores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 DEVICE, FILE, OTHERS, FRESH = "h200", "recorded.csv", "other_shapes.csv", "fresh_shapes.csv"
 #: Launches of the sweep follow one another on the same inputs (measurements/README.md).
 L2: Final = "repeated"
-#: Configurations of a kernel: the most, and the fewest measured ones of which an order says something.
+#: Configurations of a kernel: the largest number, and the smallest number of measured ones whose order is meaningful.
 MOST, FEWEST = 12, 6
 
 
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def summary(rows: list[dict[str, str]]) -> Iterator[str]:
-    """Yield a line for each kernel: signed errors in percent, and what the best predictions lose."""
+    """Yield a line for each kernel: signed errors in percent, and the loss of the best predictions."""
     kernels: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         kernels.setdefault(row["kernel"], []).append((float(row["predicted_us"]), float(row["measured_us"])))

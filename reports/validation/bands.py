@@ -1,7 +1,7 @@
-"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py [DEVICE ...]``, of all or some devices;
-hold bands against cases kept out.
+"""Write ``hwconfigs/validated.csv`` anew: ``python reports/validation/bands.py [DEVICE ...]``, computes the bands of
+all or some devices and tests them on left-out cases.
 
-How far predicted times were from measured ones, a case a line, from every case that `study` knows.
+The errors of predicted times, one case a line, for every case of `study`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ HEAD = """\
 # beside it, less those with a share of the host's (`host_floor_us`); `numbers` a hash of the device file's then;
 # `cores`: devices of the same cores; `kind`: whose kernel it is; `tile`: the class of a tile.
 """
-#: Factors a doubling that are tried, and of cases kept out the shares that should lie inside half's band and most's.
+#: Tried factors for each doubling, and the required shares of left-out cases inside the inner and the outer band.
 FACTORS = (0.0, 0.03, 0.1, 0.2, 0.4)
 SHARES = ((0.45, 0.60), (0.85, 0.95))
 #: Cases from which a class of them is judged; how unlikely a count at its range's end is that is no chance.
@@ -64,7 +64,7 @@ JUDGED, CHANCE = 10, 0.025
 
 
 def machine_of(device: str, schedule: str) -> DeviceSpec:
-    """Return the device as runs of the schedule see it: a single one is a node of its own to schedules of nodes."""
+    """Return the device of runs of the schedule: for schedules of nodes a single device is a node."""
     machine = load_machine(device)
     is_alone = (schedule, NODE_FAMILY) in SCHEDULES and not isinstance(machine, NodeDevice)
     return NodeDevice.alone(machine) if is_alone else machine
@@ -171,7 +171,7 @@ class KeptOut(NamedTuple):
 class Width(NamedTuple):
     """Most's bands of a class: shares inside where shapes are given and left out, what it needs, the widest.
 
-    ``need``: the error that nine in ten of its own cases are within.
+    ``need``: the error that nine in ten of its own cases do not exceed.
     """
 
     given: float
@@ -244,12 +244,12 @@ def by_kind() -> dict[tuple[str, str, str], tuple[KeptOut, ...]]:
 
 
 def holding(factor: float) -> int:
-    """Return how many shares of classes, the median's and most's, lie where they should."""
+    """Return the number of classes whose shares, of the median band and of the outer band, are as required."""
     return sum(low <= share <= high for cases in judged().values() for share, low, high in _ranges(cases, factor))
 
 
 def is_by_chance(cases: Sequence[KeptOut]) -> bool:
-    """Return whether shares lie where they should, or no further off than counts of so many do by chance (binomial).
+    """Return whether shares are as required, or differ no more than by chance for this number of cases (binomial).
 
     Counts are of shapes: cases of one have similar errors.
     """
@@ -266,7 +266,7 @@ def _ranges(cases: Sequence[KeptOut], factor: float) -> list[tuple[float, float,
 
 
 def _at_most(count: int, cases: int, share: float) -> float:
-    """Return the probability of at most so many cases inside, where each is with that probability."""
+    """Return the probability that at most this number of cases are inside, if each is with the given probability."""
     return sum(comb(cases, n) * share**n * (1 - share) ** (cases - n) for n in range(count + 1))
 
 

@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[dict[str, object]], bool]] = {
     "3 stages": lambda t: t["stages"] == 3,
     "256 rows, or 256 keys": lambda t: 256 in (t["block_q"], t["block_kv"]),
 }
-#: What FastAttention has over Transformers' attention on a V100 at most, causal and not (its section 5.2.3).
+#: Largest speed-up of FastAttention over Transformers' attention on a V100, causal and not (its section 5.2.3).
 PAPER = {True: 8.2, False: 2.2}
 V100_TOKENS, V100_PEAK = 2048, 125.0
 
@@ -73,7 +73,7 @@ def _figures(found: Errors) -> list[str]:
 
 
 def _short() -> Section:
-    """All that was measured, source by source, and what does not count."""
+    """All measured cases, source by source, and the cases that do not count."""
     every, rows = study.rows(), study.counted()
     free = [r for r in rows if r.is_untouched]
     faults = study.not_predicted()
@@ -195,7 +195,7 @@ def _groups() -> Section:
 
 
 def _kinds() -> Section:
-    """Compiled flash tiles by what their compiler makes of them, with the sign of their errors."""
+    """Compiled flash tiles by the properties of their compiled code, with the sign of their errors."""
     tiles = [r for name in (refit.FITTED, *refit.PREDICTED[:2]) for r in study.of_group(name)]
     lines, figures = [], {}
     for kind, belongs in KINDS.items():

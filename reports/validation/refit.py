@@ -26,7 +26,7 @@ PREDICTED = (
     "fp8_b1h16s2048d128_chained",
     "fp8_b1h16s2048d128_fresh",
 )
-#: What was known of constants before any tile group was seen (the sources in the device file say where from).
+#: Values of constants before any tile group was seen; the device file states their sources.
 BEFORE: Mapping[str, float] = MappingProxyType(
     {"product_issue_factor": 1.33, "step_instructions_count": 52, "load_cycles.wgmma": 49, "SPILL.bytes_per_cycle": 34}
 )
@@ -35,7 +35,9 @@ STEPS = ((0.75, 1.3), (0.88, 1.14))
 
 
 class Fit(NamedTuple):
-    """Constants by key, and the mean absolute logarithm of predicted over measured on the group they were fitted on."""
+    """Constants by key, and the mean absolute logarithm of predicted over measured times of the group to which they
+    were fitted.
+    """
 
     values: dict[str, float]
     loss: float
@@ -63,7 +65,7 @@ def constants() -> dict[str, float]:
 
 
 def before() -> dict[str, float]:
-    """Return what they were before."""
+    """Return their earlier values."""
     return {
         key: next((v for end, v in BEFORE.items() if key.endswith(end)), filed) for key, filed in constants().items()
     }
@@ -91,7 +93,9 @@ def _loss(group: str, changes: Mapping[str, float]) -> float:
 
 @cache
 def fit(group: str = FITTED) -> Fit:
-    """Return the constants that meet a group best, one after the other, from what they were before any was seen."""
+    """Return the constants that fit a group best, one after another, starting from their values before any group was
+    seen.
+    """
     values, filed = before(), constants()
     best, tried = _loss(group, values), 1
     for factors in STEPS:
@@ -109,7 +113,7 @@ def fit(group: str = FITTED) -> Fit:
 
 @cache
 def outcomes(which: str) -> dict[str, Outcome]:
-    """Return how groups are met by constants ``filed``, ``before`` or ``refitted``."""
+    """Return the errors of groups with the constants ``filed``, ``before`` or ``refitted``."""
     changes = fit().values if which == "refitted" else before() if which == "before" else constants()
     found = {}
     for group in (FITTED, *PREDICTED):

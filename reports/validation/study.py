@@ -1,4 +1,4 @@
-"""Every measured case there is: predicted, and how far off; what of it a constant was fitted on."""
+"""Every measured case: its predicted time, its error, and whether a constant was fitted to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 SILICON = HERE.parent / "silicon"
-#: What each file of measurements is, and where it lies.
+#: Contents and folder of each file of measurements.
 FILES: tuple[tuple[str, Path], ...] = (
     ("H200", HERE / "measured_h200.yaml"),
     ("H200", HERE / "measured_h200_schedules.yaml"),
@@ -55,15 +55,15 @@ FILES: tuple[tuple[str, Path], ...] = (
     ("H200, other shapes", SILICON / "h200_ragged.yaml"),
     ("H200, other shapes", SILICON / "h200_products.yaml"),
 )
-#: What is a case's time, the first that was measured.
+#: Quantities that are a case's time; the first measured one is used.
 TIMES = ("latency_us", "core_us", "tokens_per_s")
-#: Kernels that a framework calls one by one: what is left over is the framework's.
+#: Kernels that a framework calls one by one: the rest of the time is the framework's.
 MODELS = "whole models"
 #: Kernels without a program here, measured at another clock.
 NOT_ALIKE = "tileops_*"
-#: A range from one end to the other of so many times its low end or more holds many predictions by chance.
+#: A range whose upper end is at least this multiple of its lower end has many predictions by chance.
 WIDE_RANGE = 1.2
-#: Vectors and kernels recorded on hardware: cuts of them in full, and counts of what is too large to lie here.
+#: Vectors and kernels recorded on hardware: parts that are stored here, and counts of recordings that are too large.
 GOLDEN = HERE.parents[1] / "tests" / "golden"
 KERNELS = "attention_h200_cut.npz"
 VECTORS = ("mma_h200_cut.npz", KERNELS)
@@ -91,13 +91,13 @@ class Row(NamedTuple):
 
     @property
     def is_easy(self) -> bool:
-        """Whether it lies in a range so wide that lying there says little: shown, and no hit."""
+        """Whether it is in a range so wide that this means little: the page shows it, and it is no hit."""
         low, high = self.residual.measured
         return high >= WIDE_RANGE * low and self.residual.relative_error == 0
 
     @property
     def is_counted(self) -> bool:
-        """Whether figures are made of it: not where the host decides, another row says its timing, or all would hit."""
+        """Whether it counts in figures: not if the host decides, if another row has its timing, or if all would hit."""
         apart = any(fnmatchcase(self.case.name, pattern) for pattern in (REPLACED, NOT_ALIKE))
         return not (self.residual.is_floor or apart or self.is_easy)
 
@@ -139,7 +139,9 @@ class Errors(NamedTuple):
 
 @cache
 def _reports(device: str | None) -> tuple[tuple[Row, ...], dict[str, GroupRank], tuple[str, ...]]:
-    """Return what all files of measurements (with cases of a device) have; no default: ``cache`` tells it from None."""
+    """Return the contents of all files of measurements (with cases of a device); without a default, because of
+    ``cache``.
+    """
     found: list[Row] = []
     ranks: dict[str, GroupRank] = {}
     faults: list[str] = []
@@ -201,14 +203,14 @@ def classes() -> dict[tuple[str, str], list[Row]]:
 
 
 class Recorded(NamedTuple):
-    """A recording that does not lie here: its hash, and instructions or kernels, outputs, and equal ones."""
+    """A recording outside the repository: its hash, and counts of instructions or kernels, outputs, equal outputs."""
 
     sha256: str
     counts: tuple[int, int, int]
 
 
 def recorded() -> dict[str, Recorded]:
-    """Return the recordings that tests hold against npusim where they lie beside the checkout, by file."""
+    """Return, by file, the recordings that tests compare with npusim if their files are next to the checkout."""
     lines = (GOLDEN / RECORDED).read_text(encoding="utf-8").splitlines()[2:]
     rows = (line.split(",") for line in lines)
     return {name: Recorded(digest, (int(a), int(b), int(c))) for name, digest, a, b, c in rows}
@@ -222,7 +224,7 @@ def counts(reports: Mapping[str, VectorReport]) -> tuple[int, int, int]:
 
 @cache
 def bits() -> dict[str, tuple[int, int, int]]:
-    """Return the counts of every recording: of the cuts in full, computed here, of the others as tests found them."""
+    """Return the counts of every recording: those of the stored parts are computed here, the others come from tests."""
     cuts = {
         name: counts(check_kernels(GOLDEN / name) if name == KERNELS else check_vectors(GOLDEN / name))
         for name in VECTORS

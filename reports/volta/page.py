@@ -18,7 +18,7 @@ __all__ = ["write"]
 
 
 FP16, FP32 = "acc_fp16", "acc_fp32"
-#: Presets and changes, and what the page calls them (Q K, then P V).
+#: Presets and changes, with their names on the page (Q K, then P V).
 PRECISIONS = {
     FP16: "FP16, FP16",
     f"{FP32},acc_qk=float16": "FP16, FP32",
@@ -29,7 +29,7 @@ PRECISIONS = {
 FIGURE_8 = {2048: 1.03, 4096: 1.06, 8192: 1.12, 16384: 1.17}.items()
 CAUSAL_MOST = 1.43
 CAUSAL = (2048, 8192)
-#: How far off counts as met.
+#: Largest error with which a figure counts as met.
 ALLOWED = 0.1
 #: Published times of xformers' kernel.
 XFORMERS = Path(__file__).resolve().parents[1] / "validation" / "measured_xformers.yaml"
@@ -122,7 +122,7 @@ def _accumulators() -> Section:
     return fields, {"accumulators": data, "equal_occupancy_ms": equal}
 
 
-#: Fields other than the defaults, and what each shows.
+#: Fields other than the defaults, and the effect that each shows.
 CHOICES: tuple[tuple[str, dict[str, object]], ...] = (
     ("default: 4x1, padded by 8, LDS.128", {}),
     ("plain rows", {"smem": "plain"}),
@@ -140,7 +140,7 @@ CHOICES: tuple[tuple[str, dict[str, object]], ...] = (
 
 
 def _fields() -> Section:
-    """Layout fields for both accumulators; what does not fit says why."""
+    """Layout fields for both accumulators; a field that does not fit has its reason."""
     problem, rows, data = shape(TOKENS), [], {}
     faults: dict[str, list[str]] = {}
     best: dict[str, tuple[float, str]] = {}
@@ -172,7 +172,7 @@ def _fields() -> Section:
 
 
 def _figure_8() -> Section:
-    """Speed-up of FP16 over FP32 accumulators beside the paper's over xformers."""
+    """Speed-up of FP16 over FP32 accumulators, and the paper's speed-up over xformers."""
     rows, data = [], {}
     for tokens, paper in FIGURE_8:
         half, single, equal = _three(tokens, causal=False)
@@ -204,7 +204,7 @@ def _figure_8() -> Section:
 
 
 def _baseline() -> Section:
-    """Published times of xformers' kernel beside those of its program."""
+    """Published times of xformers' kernel, and predicted times of its program."""
     cases = [c for c in load_measurements(XFORMERS).cases if c.schedule == "volta_flash"]
     rows, errors, rates = [], {}, []
     for case in cases:
@@ -226,7 +226,7 @@ def _baseline() -> Section:
 
 
 def _implied() -> Section:
-    """What FastAttention's kernel takes by figure 8, if its baseline takes what is predicted."""
+    """The time of FastAttention's kernel by figure 8, if its baseline has the predicted time."""
     rows, taken, base = [], {}, {}
     for tokens, paper in FIGURE_8:
         base[tokens] = _xformers_ms(shape(tokens))

@@ -1,4 +1,4 @@
-"""What the page on Volta measures: layouts, instructions, kernels, and the bits of the same kernels."""
+"""Computations of the page on Volta: layouts, instructions, kernels, and the bits of the same kernels."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def instruction_times() -> dict[str, dict[str, int]]:
     return found
 
 
-#: Ways in which rows of 64 elements lie in shared memory.
+#: Layouts of rows of 64 elements in shared memory.
 MEMORIES: Mapping[str, Callable[[], Callable[[int, int], int]]] = MappingProxyType(
     {
         "plain": lambda: padded(32, 64, padding=0),
@@ -126,7 +126,7 @@ def _turned(memory: Callable[[int, int], int]) -> Callable[[int, int], int]:
 
 
 class Kernel(NamedTuple):
-    """One run of volta_flash: its time and what it did, by (warp, key tile) where it says so."""
+    """One run of volta_flash: its time, its registers, and its counts."""
 
     ms: float
     cycles: int

@@ -154,6 +154,7 @@ WRONG = (
     ("run flash --precision exp_variant=magic", "precision field exp_variant: 'magic' is not one"),
     ("run flash --precision accumulate=chained", "accumulate=chained: PV adds to O"),
     ("run flash --precision accumulate=never", "precision field accumulate: 'never' is not one of"),
+    ("format nope", "int8, int8_128, mxfp4, mxfp6_e2m3, mxfp6_e3m2, mxfp8, mxfp8_e5m2, mxint8, nvfp4, tf32"),
     ("run flash --arithmetic none", "unknown arithmetic 'none'; known names: ieee.f64,"),
     ("run flash --arithmetic hopper.wgmma.k32.e4m3.f32", "Q K^T: float16 by float16, but"),
     ("run flash --method", "Option '--method' requires an argument."),

@@ -57,7 +57,18 @@ def test_aliases_stand_for_their_anchor() -> None:
         ("", "f.yaml:1  the file is empty"),
         ("- 1\n", "f.yaml:1  the file is not a mapping of keys to values"),
         ("a: !odd 1\n", "f.yaml:1  a: tag !odd is not supported"),
-        ("a: 1\nb: [1, 2\n", "f.yaml:3  not valid YAML: "),
+        (
+            "a: 1\nb: [1, 2\n",
+            "f.yaml:3  not valid YAML: while parsing a flow sequence (it starts in line 2), expected ',' or ']', but "
+            "the file ends",
+        ),
+        (
+            'a: 1\nb: "two\nc: 3\n',
+            "f.yaml:4  not valid YAML: while scanning a quoted scalar (it starts in line 2), the file ends before the "
+            "closing quote",
+        ),
+        ("a: 1\n  b: 2\n", "f.yaml:2  not valid YAML: a key is not allowed here: check the indentation"),
+        ("a: 1\nb\nc: 2\n", "f.yaml:3  not valid YAML: while scanning a simple key (it starts in line 2), no ':'"),
         ("a: 1\n---\nb: 1\n", "f.yaml:2  not valid YAML: "),
         ("a: 1\n\tb: 2\n", "f.yaml:2  not valid YAML: "),
         ("a: *gone\n", "f.yaml:1  not valid YAML: found undefined alias 'gone'"),

@@ -85,7 +85,7 @@ def wavefronts(addresses: Addresses, width_bytes: int, model: BankModel, *, allo
 
 
 def return_cycles(addresses: Addresses, width_bytes: int, model: BankModel) -> int:
-    """Return the cycles in which a load's data return: one for each register of the warp.
+    """Return the cycles that the data of a load need to arrive: one for each register of the warp.
 
     Half of this number if all lanes at one of the model's distances read the same address; any other broadcast costs
     the full number (volta.md §4.1).  A load takes the longer of this time and `wavefronts`.

@@ -42,7 +42,7 @@ Bound = GlobalTensor | BySize | Stacked | Ends
 
 
 class OperandForm(NamedTuple):
-    """Those properties of an operand, mask or result that the tables of a kernel need; its sizes are not among them."""
+    """The properties of an operand, mask or result that the tables of a kernel need, without its sizes."""
 
     name: str
     fmt: str

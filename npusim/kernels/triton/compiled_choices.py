@@ -146,9 +146,10 @@ def units_of(ttgir: str) -> dict[str, tuple[str, str]]:
     """Return, for each place of a product in compiled code, the format of its factors as an instruction reads them, and
     its unit; the unit is empty for a device's own, and ``?`` if products of one place differ.
 
-    The place is `npusim.kernels.triton.ttir_text.Locations.place`. ``mma_half.k32``: each of four lanes holds four
-    neighbours along the depth and four of the next sixteen, of which each of two instructions multiplies a pair, since
-    the code converts narrower elements or joins two blocks; ``mma_quad.k16``: these sixteen are all.
+    The place is `npusim.kernels.triton.ttir_text.Locations.place`. ``mma_half.k32``: the code converts narrower
+    elements or joins two blocks, so that each of four lanes holds four neighbours along the depth and four of the next
+    sixteen; each of two instructions multiplies a pair of them. ``mma_quad.k16``: the same with sixteen elements in
+    all.
     ``mma_half.k64/16``: fewer than the lanes hold, of which Triton 3.6 multiplies a part twice. ``wgmma_late.k64``:
     sums of 64 terms are added to the accumulator (``max_num_imprecise_acc``).
     """

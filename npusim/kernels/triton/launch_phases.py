@@ -248,7 +248,7 @@ class LaunchGrid:
                 )
 
     def _walked_sides(self, rows: Integers, cols: Integers) -> tuple[Integers, Integers]:
-        """Return the rows and columns of all tiles together that a loop stores one beside the other."""
+        """Return the rows and columns of all tiles together that a loop stores next to one another."""
         rows = np.broadcast_to(rows, self.is_visited.shape)
         if np.any((rows != rows[:, :1]) & self.is_visited):
             why = "a loop stores tiles with more rows in some iterations than in others"

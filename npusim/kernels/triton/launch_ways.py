@@ -134,9 +134,7 @@ class _Tries:
         return _Tries(function, arguments, self.grid, choices or self.choices, self.kinds - fewer, refused=self.refused)
 
     def note(self, error: ProgramError) -> None:
-        """Record the fault of a way: the fault of the way that reached a later line is kept, and faults of
-        `_FIRST` come before all others.
-        """
+        """Record the fault of a way. The fault at the latest line is reported, unless a fault of `_FIRST` occurred."""
         self.first = self.first or error
         self.fault = error if self.fault is None or _rank(error) > _rank(self.fault) else self.fault
 
@@ -492,7 +490,7 @@ def _each_in_its_way(tries: _Tries) -> list[LaunchGrid]:
 
 
 def _by_lanes(axes: int) -> list[Way]:
-    """Return the ways to read blocks of at most so many axes lane by lane: along a loop's axis, and apart."""
+    """Return the ways to read blocks of at most ``axes`` axes lane by lane: along a loop's axis, and apart."""
     return [
         Way(
             f"lane by lane, {axes} axes, {'along' if is_along else 'apart'}",
@@ -524,7 +522,7 @@ def _on_lanes(tries: _Tries) -> list[LaunchGrid]:
     return []
 
 
-#: The ways to read each of the kernels as which a launch is read.
+#: The ways to read a kernel, for a launch that is read as several kernels.
 OF_PARTS = (
     Way("operation by operation", _of_floats),
     Way("with known tiles of integers and masks", partial(_of_floats, knows_tiles=True), _has_loops, is_reported=False),

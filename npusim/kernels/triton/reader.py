@@ -824,7 +824,9 @@ class Reader(WholeLanes):
         return [self.values[n] for n in body[-1].operands]
 
     def _updated(self, op: Op, on: Any, new: Sequence[Known], names: Sequence[str]) -> list[Known]:
-        """Return integers by program: new ones for programs that continue, those of the given names for the others."""
+        """Return integers by program: the new ones for programs that continue, the values of ``names`` for other
+        programs.
+        """
         result = list[Known]()
         for value, name in zip(map(self._as_integers, new), names, strict=True):
             before = self._as_integers(self.values.get(name, value))
@@ -1263,7 +1265,7 @@ def _is_turned(x: Known) -> bool:
 
 
 def _can_turn(x: Known) -> bool:
-    """Return whether a value can be an operand beside blocks that are loaded transposed."""
+    """Return whether a value can be an operand together with blocks that are loaded transposed."""
     if isinstance(x, Floats):
         return _is_turned(x) or not (len(x.axes) == 2 and all(x.axes))
     return isinstance(x, Number | Condition)

@@ -33,7 +33,7 @@ class Parts:
         self.is_loopless = self.has_products and not frame.loop_axis
         self.cuts = self._cut() if self.has_products and frame.loop_axis else []
         self.lags = [self.ahead * i for i in range(len(self.cuts))]
-        #: Number of tiles by which the last part lags behind the first.
+        #: Number of tiles by which the last part is later than the first.
         self.lag = self.lags[-1] if self.lags else 0
         is_visited = self.lag > 0 and all(b.runs for b in frame.phase.cells)
         #: Whether the next block begins while the last tiles of this block are in progress.

@@ -78,7 +78,7 @@ class AscendPhase:
         cuts = self.parts.cuts
         # One function per part for all blocks: blocks with equal contents share a body.
         emits = [partial(self._stages, cut, self.vectors) for cut in cuts]
-        #: The work of a block in each part, and the number of tiles by which the part lags behind the first.
+        #: The work of a block in each part, and the number of tiles by which the part is later than the first.
         self.lagging = list(zip(emits, self.parts.lags, strict=True))
         self.opens = [partial(self._open, part=n) for n in range(len(cuts))]
         self.closes = [partial(self._close, part=n) for n in range(len(cuts))]
@@ -223,7 +223,7 @@ class AscendPhase:
         """Yield a block's tiles in the first part of the pipeline, and the work of later parts on it and on earlier
         blocks.
 
-        Step n runs tile n of the first part.  A later part lags behind by a fixed number of tiles, and runs the core
+        Step n runs tile n of the first part.  A later part is delayed by a fixed number of tiles, and runs the core
         group's tiles in sequence, across blocks.  A part's work on a block begins and ends with the block's tiles in
         this part.
         """

@@ -307,7 +307,7 @@ class _Simulation:
         return {**bytes_by_kind, **self.host.link_bytes()}
 
     def _bounds(self, clock: float) -> dict[str, int]:
-        """Return the smallest time of kernels one after the other, and of each kind of link for its bytes."""
+        """Return lower bounds of the time: the sum of the kernels, and for each kind of link the time of its bytes."""
         bounds = {
             name: int(size / self.node.links[name].bytes_per_s.value * clock)
             for name, size in self._busiest_links().items()

@@ -64,7 +64,7 @@ SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
 #: this wait.
 FAR = float(1 << 14)
 #: Time of a load from L2 in a walk that counts waits, where a load from memory takes 1: it is small, so that the two
-#: can be told apart.
+#: can be distinguished.
 NEAR = 1 / 64
 #: Rounds in which a loop's scoreboards reach a steady state.
 ROUNDS = 3

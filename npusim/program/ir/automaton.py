@@ -171,7 +171,7 @@ class Automaton:
         self.ends = dict.fromkeys(state for state, under_way in begun if under_way == ())
 
     def _others(self, loops: Sequence[int], rows: Ints) -> Ints:
-        """Return the rows of counts that do not reach the states of the last row, which was followed."""
+        """Return the rows of counts whose states differ from those of the last row; that row has been followed."""
         alike = np.ones(len(rows), np.bool_)
         for at, loop in enumerate(loops):
             counts = rows[:, at]

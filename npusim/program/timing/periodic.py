@@ -47,8 +47,8 @@ class Snapshots(NamedTuple):
     """The latest snapshots of each level of loops; slot ``level * kept + n``.
 
     ``total`` holds indices into the ``memory`` of the state: numbers that a snapshot stores without an effect on the
-    future.  ``at`` has the first index of each of ``TOTALS``; all but the first two, which are times, grow from period
-    to period, as do the numbers after them, which are only counted.
+    future.  ``at`` has the first index of each of ``TOTALS``; the first two are times. The others, and the numbers
+    after them, are counts that grow from period to period.
     """
 
     words: Ints  #: (slots, words)

@@ -352,7 +352,7 @@ class SearchSpec(SearchRequest):
         """Return the points, grouped into families that share one bound, in the order of the families' first points.
 
         ``has_bits``: their bits are equal too, unless fields that affect bits are chosen for each point. A point whose
-        tile is chosen step by step is a family by itself, because another value may lead to other steps.
+        tile is chosen step by step is a separate family, because another value may lead to other steps.
         """
         in_steps = self.is_open() and any(is_chosen_in_steps(s) for s in self.found.values())
         if in_steps or (has_bits and self.is_open(has_bits=True)):

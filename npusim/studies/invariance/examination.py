@@ -204,8 +204,10 @@ class Invariance:
         return next((t.what for f in choices for t in f.tried if t.difference and t.what in calls), "")
 
     def __repr__(self) -> str:
-        verdicts = ", ".join(f"{f.aspect} {f.verdict}" for f in self.findings)
-        return f"<Invariance of {self.base.name} on {self.base.device.name}: {verdicts}>"
+        """Return the call, its time, and each aspect's verdict, on one line."""
+        time = "" if self.base.timing is None else f", {self.base.latency_us:,.2f} us"
+        verdicts = ", ".join(f"{f.aspect}: {f.verdict}" for f in self.findings)
+        return f"<Invariance of {self.base.name} on {self.base.device.name}{time}; {verdicts}>"
 
 
 @takes_options(SeedOptions)

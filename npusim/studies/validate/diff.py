@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from npusim.simulation.run_result import RunData
     from npusim.simulation.simulate import BuiltPlan
 
-#: Number of nearest single changes that are tried in pairs with all others, and the number of equal outputs by which
-#: they must exceed chance, in square roots of the number of outputs.
+#: Number of nearest single changes that are tried in pairs with all others. A change is near if its number of equal
+#: outputs exceeds chance by ``CHANCE`` square roots of the number of outputs.
 NEAREST, CHANCE = 3, 4.0
 #: A change is named as the nearest only if it makes at least this share of the differing outputs equal. By chance, a
 #: change that explains nothing makes as many outputs equal as unequal, and the best of some hundred such changes makes

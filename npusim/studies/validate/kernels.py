@@ -1,7 +1,8 @@
 """Outputs of complete attention kernels that were recorded on a chip, compared with predicted bits.
 
 Form of the file: bit patterns under ``inputs/<name>/<q|k|v>`` (heads, tokens, head size) and ``<family>/<case>/o``
-(heads, rows, head size). Beside ``o`` a case has ``inputs`` (a name), ``device`` (if absent, the H200) and options:
+(heads, rows, head size). In addition to ``o`` a case has ``inputs`` (a name), ``device`` (if absent, the H200) and
+options:
 ``causal`` of ``flash``; ``beta``, ``k_shifted`` and ``state`` of ``pasa``; ``scale``, ``reverse`` and ``fresh`` of
 ``fp8``.  The schedule is npusim's, with these options, run for its values on the chip's device file.
 """
