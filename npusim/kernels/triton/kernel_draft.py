@@ -335,7 +335,8 @@ class HiddenLanes:
     ``unsteady``: states whose masked lanes change during the loop, as an earlier reading showed, each with whether no
     mask hides lanes in the first iteration. ``changed``: the same of this reading; ``lanes``: axes of each state.
     ``relied``: axes along which hidden lanes had to be known. ``unlike_rows``: axes whose hidden rows differ from
-    hidden columns. ``uncut``: sums, maxima and products along axes that no mask cut there. ``windowed``: tensors with
+    hidden columns. ``uncut``: sums, maxima and products along axes that no mask cut there. ``unlike``: axes
+    along which the tiles of two loops have different sizes, and a line of the second loop. ``windowed``: tensors with
     blocks in which a mask hides any elements. ``numbers``: the number of each load, if it has one. ``chosen``: choices
     by known masks: the mask's block, and the hidden values of the two blocks that it chooses from.
     """
@@ -348,6 +349,7 @@ class HiddenLanes:
     numbers: dict[str, float] = field(default_factory=dict)
     unlike_rows: set[str | None] = field(default_factory=set)
     uncut: list[tuple[Op, Floats, str, float]] = field(default_factory=list)
+    unlike: list[tuple[str | None, Line]] = field(default_factory=list)
     chosen: dict[str, tuple[str, tuple[float | None, float | None] | None]] = field(default_factory=dict)
 
 

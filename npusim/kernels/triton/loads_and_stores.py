@@ -360,9 +360,9 @@ class Memory(ExactIntegers):
         self._note_cuts(axes, pointer.shape, left)
         before = next((x for x in self.loads.values() if x.of == pointer.of and x.is_walked and is_walked), None)
         if before and len(self.walks) > 1 and before.pointer.steps == pointer.steps:  # the loop before reads it too
+            self._note_cuts(before.axes, pointer.shape, left)
             self._join_loads(op, before, pointer, left)
             self.walks[-1].loads.append(before.name)
-            self._note_cuts(before.axes, pointer.shape, left)
             self._in_lanes(op, Floats(before.name, before.axes, fmt, pad, is_transposed), shape, lanes, other)
             return
         name = self._name_of_operand(
@@ -383,9 +383,7 @@ class Memory(ExactIntegers):
                 f"{pointer.of} is loaded after a store to it, which is not supported; pass a copy to the kernel"
             )
         if before.pointer.shape != pointer.shape:
-            raise op.fail(
-                f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
-            )
+            left = self._with_larger_tiles(op, before, pointer, left)
         if not self.choices.is_apart:
             if before.pointer.base.shape[1] not in (1, self.walks[-2].most):  # both loops then read one tensor
                 raise op.fail(
@@ -397,6 +395,42 @@ class Memory(ExactIntegers):
             raise op.fail(
                 f"the loop reads other tiles of {pointer.of} than the loop before it; read the same tiles in both"
             )
+
+    def _with_larger_tiles(self, op: Op, before: Load, pointer: Affine, left: list[Integers]) -> list[Integers]:
+        """Return the visible elements of a loop's tiles within the larger of two loops' tiles, which are those of the
+        load of the loop before it; each loop visits as many elements as it loads.
+
+        Raises `ProgramError` unless only the axis along which both loops move tile by tile has another size.
+        """
+        one, other = before.pointer.shape, pointer.shape
+        apart = [i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+        is_walked = len(one) == len(other) and len(apart) == 1 and min(one[apart[0]], other[apart[0]]) > 1
+        is_walked = is_walked and all(_moves_by_tiles(x, apart[0]) for x in (before.pointer, pointer))
+        if not is_walked or self.choices.is_apart or any(w.is_sum for w in self.walks[-2:]):
+            raise op.fail(
+                f"the loop reads {pointer.of} in tiles of other sizes than the loop before it; use the same sizes"
+            )
+        (i,) = apart
+        self.hidden.unlike.append((before.axes[i], op.line))
+        before.left = [np.minimum(x, one[i]) if n == i else x for n, x in enumerate(before.left)]
+        before.pointer = replace(before.pointer, shape=tuple(map(max, one, other)))
+        return [np.minimum(x, other[i]) if n == i else x for n, x in enumerate(left)]
+
+    def _check_unlike(self) -> None:
+        """Refuse sums and maxima along an axis whose tiles have other sizes in another loop, as their order would be
+        that of the larger tiles, and tiles along it that are stored or known at launch.
+        """
+        unlike = {self.root(a) for a, _ in self.hidden.unlike}
+        reduced = [a for a, _ in (*self.reduced, *self.goes_down, *self.reduced_vectors)]
+        stored = [a for x in self.stored if x.is_walked for a in x.value.axes]
+        known = [a for x in self.seen.values() for a in x.value.axes]
+        if found := unlike.intersection(map(self.root, (*reduced, *stored, *known))):
+            line = next(line for a, line in self.hidden.unlike if self.root(a) in found)
+            why = (
+                "two loops have tiles of different sizes, and the kernel adds up, compares or stores elements along "
+                "them, or knows them at launch"
+            )
+            raise ProgramError(f"{line}: {why}; use the same sizes")
 
     def _note_cuts(self, axes: Sequence[str | None], shape: Sequence[int], left: Sequence[Integers]) -> None:
         """Note axes along which a mask hides lanes, and axes along which it does so only in some iterations of
@@ -1194,3 +1228,8 @@ def _number_of(x: Known | None) -> int | None:
 def are_alike(a: Integers, b: Integers) -> bool:
     """Return whether two loops visit the same indices in each program (or the same ones in all)."""
     return a.shape[1:] == b.shape[1:] and bool(np.all(a == b))
+
+
+def _moves_by_tiles(pointer: Affine, axis: int) -> bool:
+    """Return whether a loop's pointer moves by one tile along an axis of its block in each iteration."""
+    return bool(np.all(np.diff(pointer.base, axis=1) == pointer.steps[axis] * pointer.shape[axis]))

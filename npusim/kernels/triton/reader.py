@@ -286,6 +286,7 @@ class Reader(WholeLanes):
         if choices.chooses_lanes and not self.hides_first_lanes:
             raise ProgramError(f"{function.name}: a mask may not hide lanes before the lanes that it keeps")
         self._check_uncut()
+        self._check_unlike()
         self._check_accessed()
         if not self.stored:
             raise NoStoreError(f"{function.operations[-1].line}: {function.name} stores nothing")
