@@ -101,8 +101,11 @@ class MeasuredCase(NamedTuple):
 
     @property
     def shape(self) -> tuple[tuple[str, int], ...]:
-        """The sizes, in a form that is equal for all cases of a shape."""
-        return tuple(self.sizes.items())
+        """The sizes, in a form that is equal for all cases of a shape; launches of different kernels, whose sizes are
+        not compared, have different shapes.
+        """
+        kernel = ((self.group, 0),) if self.schedule == LAUNCHES else ()
+        return (*kernel, *self.sizes.items())
 
 
 @dataclass(frozen=True)

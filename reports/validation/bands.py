@@ -41,7 +41,7 @@ from npusim.errors import BufferOverflowError
 from npusim.library import SCHEDULES
 from npusim.report.output import write_whole
 from npusim.studies.validate.measured_times import Predictor
-from reports.tune import record
+from reports.tune import fresh, record, recorded
 from reports.validation import study
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def table(*devices: str) -> str:
     lines = [line for device in devices or (None,) for line in _lines(study.times(device))]
     if not devices or record.DEVICE in devices:
         lines += _launches()
+    if not devices or recorded.DEVICE in devices:
+        lines += _fresh_launches()
     return HEAD + "\n".join(",".join(line) for line in [MeasuredCase._fields, *sorted([*kept, *lines])]) + "\n"
 
 
@@ -97,6 +99,23 @@ def _lines(rows: Sequence[study.Row]) -> list[tuple[str, ...]]:
         kernel = kind_of(plan.tiling), tile_of(plan.tiling, is_spilled=_is_spilled(who, row.case))
         of_device = device, cores_of(machine), numbers_of(machine)
         lines.append((*of_device, schedule, group, fitted, *errors, sizes, *kernel))
+    return lines
+
+
+def _fresh_launches() -> list[tuple[str, ...]]:
+    """Return the same for the launches of public kernels at fresh shapes; no constant was fitted on their times."""
+    machine = load_machine(recorded.DEVICE)
+    of_device = recorded.DEVICE, cores_of(machine), numbers_of(machine)
+    lines, predictions = list[tuple[str, ...]](), fresh.predictions()
+    for measured in recorded.fresh_shapes():
+        row = predictions[tuple(measured[n] for n in fresh.NAMES)]
+        if not row["predicted_us"] or row["numbers"] != of_device[2] or row["kind"] == SPILLED:
+            continue
+        error = f"{float(row['predicted_us']) / float(measured['us']) - 1:.4f}"
+        sizes = measured["shape"].split()[0].split("x")
+        shape = " ".join(f"size{i}={size}" for i, size in enumerate(sizes, 1))
+        group = measured["kernel"].partition(":")[0]
+        lines.append((*of_device, LAUNCHES, group, "", error, "", shape, row["kind"], ""))
     return lines
 
 
