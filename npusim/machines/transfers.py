@@ -241,7 +241,7 @@ class Transfers:
             name, held = target.tensor.name, self.residency
             evicted = held.write_misses[name] + held.write_pushes.get(name, 0.0)
             if self.is_placed and not self._evicts_at_once:
-                evicted = held.evicted_share
+                evicted = 1.0
             return ceil(target.payload_bytes * evicted)
         return 0
 

@@ -59,8 +59,7 @@ class Residency:
     in the same step, averaged over a tensor's bytes: 0: none, 1: all.  ``read_waits`` and ``new_writes`` are the shares
     of a tensor's reads and writes whose lines are not in L2: groups in step wait for one fetch. ``read_pushes`` and
     ``write_pushes`` are the bytes, written by others or by the program before, that each byte of a tensor's reads and
-    writes evicts from L2.  ``evicted_share``: the share of a program's written lines that L2 evicts before the next
-    program of a stream writes them again.
+    writes evicts from L2.
     """
 
     read_misses: Mapping[str, float]
@@ -71,7 +70,6 @@ class Residency:
     new_writes: Mapping[str, float] = field(default_factory=dict)
     read_pushes: Mapping[str, float] = field(default_factory=dict)
     write_pushes: Mapping[str, float] = field(default_factory=dict)
-    evicted_share: float = 1.0
 
     @classmethod
     def without_misses(cls, tensors: Iterable[str]) -> Residency:
@@ -171,19 +169,16 @@ def _residency(
     # In a stream, a launch evicts as many written bytes as it writes; the next launch writes a workspace that fits into
     # L2 again before its lines are evicted.
     evicted = outputs + sum(n * through[name] for name, n in put_out.items() if name in workspaces)
-    # Launches on the same bytes write the lines that are still in L2 again.
-    leaving = 1 - warm[1] if back and not back.staying_bytes else 1.0
-    scale = leaving * evicted / pushed if back and not back.staying_bytes and pushed else 1.0
+    scale = evicted / pushed if back and not back.staying_bytes and pushed else 1.0
     return Residency(
         {name: min(1.0, t.missed / t.read) if t.read else 0.0 for name, t in read.items()},
         {name: 0.0 if back else share for name, share in through.items()},
-        cache.compulsory + (max(0, int(leaving * outputs) - back.staying_bytes) if back else outputs),
+        cache.compulsory + (max(0, outputs - back.staying_bytes) if back else outputs),
         {name: min(1.0, t.met / t.read / others_count) if t.read else 0.0 for name, t in read.items()},
         {name: t.waited / t.read if t.read else 0.0 for name, t in read.items()},
         {name: t.placed / t.written for name, t in used if t.written},
         {name: scale * t.read_pushes / t.read for name, t in used if t.read},
         {name: scale * t.write_pushes / t.written for name, t in used if t.written},
-        leaving,
     )
 
 
