@@ -483,6 +483,12 @@ def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
     return _accesses_of(phase, read, decided, width)
 
 
+def _is_ahead(body: str) -> bool:
+    """Return whether loads of a loop's next round are under way when a round ends, or the code has no such load."""
+    _, code = _read(body)
+    return not any(x.name == "LDG" for x in code) or _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]
+
+
 def _is_copied(body: str, decided: GpuDecisions) -> bool:
     """Return whether copies to shared memory, which belong to a pipeline, bring the tiles of a loop."""
     return "LDGSTS" in body and decided.stages > 1
@@ -496,7 +502,7 @@ def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[in
         # a slot's next copy begins when the slot has been read, so that the present iteration's tile has no slot
         return decided.stages - 1, True
     if (loads := loads_at_once(body)) is None:
-        return decided.loaded_tiles, False
+        return (decided.loaded_tiles if _is_ahead(body) else 1), False
     count, is_ahead, width = loads
     return max(1, count // _loads_of_tile(phase, decided, width)) + is_ahead, is_ahead
 
