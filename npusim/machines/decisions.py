@@ -289,9 +289,10 @@ class GpuDecisions(NamedTuple):
     awaits_places
         Whether loads of operands wait for the loop to load the integers that locate the operands, in a pipeline of one
         or two stages.
-    awaits_tiles
-        Whether the iterations of a loop without products wait for copies of their tiles to shared memory, each of which
-        begins when the slot's last tile has been read.
+    awaited
+        The loads for which each iteration of a loop without products waits: ``copies`` to shared memory, each of which
+        begins when the slot's last tile has been read, or ``loads`` to registers, where warps meet at barriers in each
+        iteration and load no tile ahead. Empty: other loops.
     padding
         Number of unused elements after each row in shared memory.
     exchanges
@@ -326,6 +327,8 @@ class GpuDecisions(NamedTuple):
     code
         Work of a warp for a block according to its machine code, for compiled rows. None: the work follows from the
         steps.
+    tile_code
+        The same for a tile of the first loop of a block whose iterations wait for ``loads``. None: other loops.
     state_loop
         The loop over tiles according to its machine code, if it stores a state in each iteration. None: other loops.
     loops
@@ -351,7 +354,7 @@ class GpuDecisions(NamedTuple):
     access_bytes: int = 0
     slice_elements: int = 0
     awaits_places: bool = False
-    awaits_tiles: bool = False
+    awaited: Literal["", "copies", "loads"] = ""
     padding: int = 0
     exchanges: bool = False
     stores: bool = False
@@ -367,6 +370,7 @@ class GpuDecisions(NamedTuple):
     mask_block: int = 0
     charges: tuple[Charge, ...] = ()
     code: CodeWork | None = None
+    tile_code: CodeWork | None = None
     state_loop: StateLoop | None = None
     loops: tuple[LoopWork, ...] = ()
 

@@ -425,8 +425,8 @@ class ResidentBlock:
         how, state = Attributes(lookups=waits), self.decided.state_loop
         if state is not None and n == self.widest:
             how = replace(how, memory_waits=state.waits, near_waits=state.near_waits)
-        if self.decided.awaits_tiles and n in self.places.visited:
-            how = replace(how, is_awaited=True)
+        if self.decided.awaited and n in self.places.visited:
+            how = replace(how, awaited=self.decided.awaited)
         if self.decided.access_bytes and ring.space == RF:
             each = self.decided.access_bytes * WARP_LANES * self.decided.warps
             how = replace(how, accesses=ceil_div(source.payload_bytes, each))

@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.config.core_units import DmaEngine, LanePipe, SharedMemoryPipe
 from npusim.formats import stored_format
@@ -370,8 +370,11 @@ def with_code(
         loaded, is_ahead = _tiles_under_way(body, phase, tiling.decided)
         # A loop that loads no tile ahead loads the places of a tile's rows just before the rows.
         waits = bool(phase.looked_up) and not is_ahead
+        tile_code = _code_of_tile(body, phase, tiling.decided, device)
+        awaited: Literal["", "copies", "loads"] = "loads" if tile_code is not None else ""
+        awaited = "copies" if _is_copied(body, tiling.decided) else awaited
         decided = tiling.decided._replace(
-            loaded_tiles=loaded, awaits_places=waits, awaits_tiles=_is_copied(body, tiling.decided)
+            loaded_tiles=loaded, awaits_places=waits, awaited=awaited, tile_code=tile_code
         )
         return replace(tiling, decided=decided, has_own_rows=True)
     unrolled = max(1, round(unrolled_rows(body, phase, tiling.decided) * share)) if is_persistent else 1
@@ -484,9 +487,20 @@ def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
 
 
 def _is_ahead(body: str) -> bool:
-    """Return whether loads of a loop's next round are under way when a round ends, or the code has no such load."""
+    """Return whether loads of a loop's next round are under way when a round ends, or the code is no loop of loads."""
+    is_loop, code = _read(body)
+    width, count = _widest(code, "LDG")
+    return not is_loop or not count or _waited(code, width, 1.0, 0.0)[1]
+
+
+def _code_of_tile(body: str, phase: Phase, decided: GpuDecisions, device: DeviceSpec) -> CodeWork | None:
+    """Return the work of a tile of a loop whose warps meet at barriers and load no tile ahead; None for other loops."""
     _, code = _read(body)
-    return not any(x.name == "LDG" for x in code) or _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]
+    if _is_copied(body, decided) or _is_ahead(body) or not any(x.name == "BAR" for x in code):
+        return None
+    width, count = _widest(code, "LDG")
+    unrolled = max(1, count // _loads_of_tile(phase, decided, width))
+    return code_work(body, _core_of(device, decided.warps * decided.groups), unrolled)
 
 
 def _is_copied(body: str, decided: GpuDecisions) -> bool:

@@ -63,7 +63,9 @@ class GroupWork(NamedTuple):
         columns of its result, bytes of a row of its left operand, and whether this operand is in shared memory; none:
         ().
     is_coded
-        Whether this operation has the work of a block's machine code; otherwise another operation has it.
+        Whether this operation has the work of a block's, or a tile's, machine code; otherwise another operation has it.
+    is_of_tile
+        Whether the machine code of a loop's tile has the work of the operation's stage.
     loads_left
         Whether a product's left operand comes from shared memory into registers for every tile: rows before the loop
         computed it, and compilers store it there (Triton 3.6: ``local_load`` of the scaled Q in the loop, before
@@ -89,6 +91,7 @@ class GroupWork(NamedTuple):
     rows: int = 0
     behind: tuple[int, ...] = ()
     is_coded: bool = False
+    is_of_tile: bool = False
     loads_left: bool = False
     loop: LoopWork | None = None
 
@@ -112,9 +115,8 @@ class GroupWork(NamedTuple):
     @property
     def code(self) -> CodeWork | None:
         """The work according to the machine code, whatever the steps are; None: the work follows from the steps."""
-        if self.decided.code is None:
-            return None
-        return self.decided.code if self.is_coded else CodeWork()
+        code = self.decided.tile_code if self.is_of_tile else self.decided.code
+        return code if code is None or self.is_coded else CodeWork()
 
     def paying(self, *due: Due) -> GroupWork:
         """Return the same work with the charges that are ``due`` added."""
@@ -273,6 +275,8 @@ class Works:
         frame, usual = self.frame, self.usual
         if self.decided.code is not None:  # the code of the block's first stage is the code of the block
             return usual._replace(is_coded=s is next(iter((*frame.stages, *frame.phase.finish))))
+        if self.decided.tile_code is not None and (loop := frame.phase.loops[0]).axis and s in loop.stages:
+            return usual._replace(is_of_tile=True, is_coded=s is loop.stages[0])
         names = [n for n in (*s.written, *s.read) if n in frame.phase.names]
         # Groups that take turns detect the end of keys in the part of a stage before its exponentials (`WarpTurns`).
         is_first = not self.decided.alternates and s is next((x for x in frame.stages if not x.is_product), None)

@@ -133,7 +133,7 @@ class SmPricing(Transfers):
             moved = moved._replace(latency_cycles=moved.latency_cycles - self._earlier(source))
         if step.attributes.memory_waits:
             return self._in_step(step, moved)
-        if step.attributes.is_awaited:
+        if step.attributes.awaited:
             moved = self._awaited(step, moved)
         if step.attributes.accesses > 1:
             moved = moved._replace(latency_cycles=moved.latency_cycles + self._further_accesses(step))
@@ -173,15 +173,17 @@ class SmPricing(Transfers):
         """Return the iteration of a loop that waits for a copy which uses the pipe for ``port`` cycles; None if the
         device file states no round trip.
 
-        A copy from L2 takes the time of one access and of a read of shared memory; from memory, that of a round trip,
-        which includes the warps' work on a tile.
+        A load from L2 takes the time of one access, and from memory that of a round trip. A copy to shared memory is
+        also read from there, and its round trip includes the warps' work on a tile.
         """
         source, rounds = step.srcs[0], self.device.memory.gm.rounds
         if rounds is None or not isinstance(source, GlobalTile) or not isinstance(step.dst, RingTile):
             return None
         loop = self._awaited_loops[source.tensor.name]
-        near = self.sharing.lookup_cycles.value + engine_of(self.device, LSU, SharedMemoryPipe).latency_cycles.value
-        far = max(near, rounds.round_trip_cycles.value - loop.work)
+        near, far = self.sharing.lookup_cycles.value, float(rounds.round_trip_cycles.value)
+        if step.attributes.awaited == "copies":
+            near += engine_of(self.device, LSU, SharedMemoryPipe).latency_cycles.value
+            far = max(near, far - loop.work)
         latency = near + self._miss_share(source.tensor.name) * (far - near)
         alone, exponent = latency + port + loop.work, float(rounds.exponent_factor.value)
         return RoundTrip(latency, alone, loop.moved, step.dst.ring.depth, exponent)
@@ -212,7 +214,7 @@ class SmPricing(Transfers):
     @cached_property
     def _awaited_loops(self) -> dict[str, LoopTime]:
         """The loops that wait for each of their loads, by tensor that they read."""
-        return self._loops_with(lambda step: step.attributes.is_awaited)
+        return self._loops_with(lambda step: bool(step.attributes.awaited))
 
     def _loops_with(self, is_wanted: Callable[[Step], bool]) -> dict[str, LoopTime]:
         """Return the loops with a wanted step, by tensor that they read; without places, memory takes no time."""
@@ -341,7 +343,7 @@ class SmPricing(Transfers):
         idle, lost = dict(super()._idle(step, route)), self._lost_share
         if lost and "hbm" in route.links:
             idle["hbm"] = idle.get("hbm", 0) + ceil(self._beyond(step) * lost)
-        if step.attributes.is_awaited and "hbm" in route.links:
+        if step.attributes.awaited and "hbm" in route.links:
             trip = self._round_trip(step, step.dst.payload_bytes / route.bytes_per_cycle.value)
             if trip is not None and trip.lost:
                 idle["hbm"] = idle.get("hbm", 0) + ceil(self._beyond(step) * trip.lost)

@@ -150,8 +150,9 @@ class Attributes:
     near_waits: int = field(default=0, repr=False)
     #: Accesses of a load, each of which begins when the previous one has arrived; as above.
     accesses: int = field(default=1, repr=False)
-    #: Whether a loop waits for each of its loads, those of as many iterations ahead as its slots hold; as above.
-    is_awaited: bool = field(default=False, repr=False)
+    #: Kind of loads for which each iteration of a loop waits, those of as many iterations ahead as its slots hold:
+    #: ``copies`` to shared memory, or ``loads`` to registers; empty: other loads; as above.
+    awaited: str = field(default="", repr=False)
     warp: WarpPlan | None = None  #: layout of the tiles in the lanes of a GPU's warps
 
     @property
