@@ -190,10 +190,11 @@ def _whole(tries: _Tries, changes: Mapping[str, Any]) -> list[LaunchGrid]:
 def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[LaunchGrid]:
     """Read a kernel for each tensor, or each store."""
     parts = tries.of_stores if each_of == "store" else tries.of_tensors
-    made, idle = list[LaunchGrid](), list[NoStoreError]()
+    made, read, idle = list[LaunchGrid](), list[Function](), list[NoStoreError]()
     for part in parts:
         try:
             made.append(tries.read(part, replace(tries.choices, **changes)))
+            read.append(part)
         except NoStoreError as error:  # the programs do not reach the stores of this part
             idle.append(error)
     if idle and not made:
@@ -205,7 +206,7 @@ def _apart(tries: _Tries, changes: Mapping[str, Any], each_of: str) -> list[Laun
             f"{called}; `output` is the first one's result"
         )
         made[0].reader.notes.append(f"{tries.function.name}: {why}; {_IN_TURN}")
-        _share_code(parts, [[one] for one in made])
+        _share_code(read, [[one] for one in made])
     return made
 
 
