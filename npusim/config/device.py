@@ -123,6 +123,14 @@ class StaysSpec(SpecModel):
         )
     )
 
+    written_factor: Positive | None = Field(
+        default=None,
+        description=(
+            "how far whole_factor falls if all bytes that a launch moves are written; with the written share of the "
+            "bytes, in proportion"
+        ),
+    )
+
     @model_validator(mode="after")
     def _whole_is_less(self) -> Self:
         if self.whole_factor.value >= self.none_factor.value:
@@ -130,9 +138,10 @@ class StaysSpec(SpecModel):
         return self
 
     @property
-    def factors(self) -> tuple[float, float]:
-        """Both shares."""
-        return float(self.whole_factor.value), float(self.none_factor.value)
+    def factors(self) -> tuple[float, float, float]:
+        """Both shares, and how far the first one falls with the written share of the bytes."""
+        falls = 0.0 if self.written_factor is None else float(self.written_factor.value)
+        return float(self.whole_factor.value), float(self.none_factor.value), falls
 
 
 class L2Spec(SpecModel):

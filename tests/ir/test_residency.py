@@ -251,9 +251,9 @@ def test_a_stream_has_left_the_share_of_lines_that_its_launches_write() -> None:
 
 @pytest.mark.parametrize(("share", "missed"), [(0.8, 0.0), (0.9, 0.4), (1.0, 0.8), (1.1, 1.0)])
 def test_launches_on_the_same_bytes_find_what_a_device_says_stays_of_them(share: float, missed: float) -> None:
-    """All inputs up to 0.8 of the capacity, none from 1.05 on, and in proportion between."""
+    """All inputs up to 0.8 of the capacity, none from 1.05 on, and in proportion between; nothing is written."""
     program = replace(touching([[read(K, head)] for head in range(8)]), l2="repeated")
-    found = residency(program, 1, round(8 * HEAD / share), staying=(0.8, 1.05))
+    found = residency(program, 1, round(8 * HEAD / share), staying=(0.8, 1.05, 0.5))
     assert found.read_misses["k"] == pytest.approx(missed, abs=1e-4)
 
 

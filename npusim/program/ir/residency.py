@@ -41,7 +41,8 @@ Key = tuple[str, int, int, int, int, int]
 #: Shares of L2 for device files that do not state them: up to the first share, all inputs stay from one launch to the
 #: next; from the second on, no input stays. With random placement, the probability that a line stays is 1 - 2 x to
 #: first order, where x is the excess over the first share; no line stays if the excess is half of that share.
-STAYING = 0.885, 1.3275
+#: Writes do not change these shares.
+STAYING = 0.885, 1.3275, 0.0
 #: Share of a row that has been evicted at a second pass, if as many bytes as L2 holds are read and written between the
 #: two passes. It is fitted on the 48 two-pass loops of reports/silicon/passes.json (in place and not, rows of 16 to 256
 #: KiB in 2 to 16 resident blocks). Without any one tile of them the fit gives .65 to .70; the error of the tile that is
@@ -85,7 +86,7 @@ def residency(
     writes_back: bool = False,
     dirty_bytes: float | None = None,
     in_a_stream: bool = False,
-    staying: tuple[float, float] = STAYING,
+    staying: tuple[float, float, float] = STAYING,
     most_dirty_bytes: float = inf,
 ) -> Residency:
     """Return the accesses that miss an L2 of ``capacity_bytes``.
@@ -99,8 +100,8 @@ def residency(
     that was written is still to be written back (H200, reports/silicon/turnover.json: copies of a row of 64 KiB a
     multiprocessor read for 6,700 cycles, of which 4,900 are the bytes read), and the next launch evicts the lines that
     this one leaves. ``staying``: two shares of L2; launches on the same bytes find all inputs in L2 up to the first
-    share, and none from the second on. ``most_dirty_bytes``: number of written bytes in a full L2 at most; L2 writes
-    further bytes back immediately.
+    share, and none from the second on; and how far the first share falls with the written share of the bytes.
+    ``most_dirty_bytes``: number of written bytes in a full L2 at most; L2 writes further bytes back immediately.
     """
     slots = program.used_bytes.get("gm", 0) * group_count
     inputs = sum(t.size_bytes for t in program.tensors.values() if t.role == "input" and t.of is None)
@@ -109,8 +110,7 @@ def residency(
     tensors = tuple([(t.name, t.role, t.size_bytes) for t in program.tensors.values()])
     capacity = max(0, capacity_bytes - slots)
     warm_bytes = inputs if program.l2 == "warm" else None
-    size = sum(t.size_bytes for t in program.tensors.values())
-    left = _left(size, capacity, staying) if program.l2 == "repeated" else 0.0
+    left = _left(program, capacity, staying) if program.l2 == "repeated" else 0.0
     if sum(len(phase.blocks) for phase in program.phases) <= MOST_BLOCKS:  # with more blocks, regions are not stored
         touched = sum(_touched_bytes(phase, group_count) for phase in phases)
         most = touched + sum(size for _, _, size in tensors) + (warm_bytes or 0)
@@ -131,12 +131,18 @@ def dirty_share(program: TileProgram, fetched: float = 1.0) -> float:
     return written / max(1.0, written + read * fetched)
 
 
-def _left(size: int, capacity: int, staying: tuple[float, float]) -> float:
-    """Return the share of the inputs that launches on the same ``size`` bytes find in L2.
+def _left(program: TileProgram, capacity: int, staying: tuple[float, float, float]) -> float:
+    """Return the share of the inputs that launches on the same tensors find in L2.
 
-    ``staying``: `memory.l2.stays` of a device file.
+    A parameter that a launch reads and stores in place has its bytes once.  ``staying``: `memory.l2.stays` of a device
+    file.
     """
-    whole, none = staying
+    read, written = defaultdict[str, int](int), defaultdict[str, int](int)
+    for t in program.tensors.values():
+        (read if t.role == "input" else written)[t.parameter or t.name] += t.size_bytes
+    size = sum(max(read[n], written[n]) for n in {*read, *written})
+    whole, none, falls = staying
+    whole -= falls * sum(written.values()) / max(1, sum(read.values()) + sum(written.values()))
     return max(0.0, min(1.0, (none - size / max(1, capacity)) / (none - whole)))
 
 
