@@ -1,13 +1,14 @@
 """``npusim evaluate``: whether kernels are right, their bits, their times, and whether to trust the times."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
-from npusim.errors import CheckFailedError
+from npusim.errors import CheckFailedError, SpecError
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, short_name
 
 app = Verbs()
@@ -60,7 +61,13 @@ def evaluate(
     from npusim.studies.evaluate.limits import Limits
 
     devices = str(request.hw or DEFAULT_HW).split(",")
-    requests = [replace(request, schedule=name, hw=None, seed=draw) for name in (request.schedule, *(others or ()))]
+    names = (request.schedule, *(others or ()))
+    for file in filter(None, (re.match(r".+?\.py(?=:|$)", name) for name in names)):
+        if not Path(file[0]).is_file():
+            raise SpecError(
+                f"{Path(file[0]).absolute()}: no such file; a candidate is FILE.py:NAME, or a kernel's name"
+            )
+    requests = [replace(request, schedule=name, hw=None, seed=draw) for name in names]
     shapes = tuple(
         {n: o.count("--sizes")(x) for n, x in o.key_values(text.split(","), "--sizes").items()} for text in sizes or ()
     )

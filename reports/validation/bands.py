@@ -108,8 +108,8 @@ def _fresh_launches() -> list[tuple[str, ...]]:
     of_device = recorded.DEVICE, cores_of(machine), numbers_of(machine)
     lines, predictions = list[tuple[str, ...]](), fresh.predictions()
     for measured in recorded.fresh_shapes():
-        row = predictions[tuple(measured[n] for n in fresh.NAMES)]
-        if not row["predicted_us"] or row["numbers"] != of_device[2] or row["kind"] == SPILLED:
+        row = predictions.get(tuple(measured[n] for n in fresh.NAMES))
+        if row is None or not row["predicted_us"] or row["numbers"] != of_device[2] or row["kind"] == SPILLED:
             continue
         error = f"{float(row['predicted_us']) / float(measured['us']) - 1:.4f}"
         sizes = measured["shape"].split()[0].split("x")

@@ -24,6 +24,7 @@ WRONG = (
     # -------------------- run
     ("run", "which schedule? For example: npusim run flash"),
     ("evaluate", "which schedule? For example: npusim evaluate flash"),
+    ("evaluate flash --with nofile.py:kernel", "nofile.py: no such file; a candidate is FILE.py:NAME"),
     ("serve --http nope", "Invalid value for '--http'"),
     ("run gemm --hw h200", "schedule gemm needs a matrix product: --problem m=4096,n=4096,k=4096"),
     ("run flsh", "unknown schedule 'flsh'. Did you mean `flash`? Allowed: allreduce,"),
