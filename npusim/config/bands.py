@@ -8,8 +8,8 @@ of a family (tiles that spill registers, products with narrow tiles) has a separ
 shapes. (``reports/validation/bands.py`` leaves out one shape at a time and compares it with the band of the other
 shapes.) If a family was never measured on the device, or if no case is similar (each size within a factor of `LIKE`),
 there is no band. Launches of Triton kernels are one family, `LAUNCHES`, of three kinds (`launch_kind`): their sizes
-have other names and are not compared. Launches that spill registers have no band: fewer than 85 % of the left-out
-shapes were within it.
+have other names and are not compared, and devices do not share them, because other kernels were measured on each.
+Launches that spill registers have no band: fewer than 85 % of the left-out shapes were within it.
 """
 
 from __future__ import annotations
@@ -296,7 +296,9 @@ def band(
     Without ``sizes``, sizes are not compared; without a kind, the band covers all classes of tiles.  If ``device`` has
     `FEWEST` shapes or more, the band is no narrower than the same rank of that device's errors.
     """
-    family = [case for case in pool if kind in (None, case.kind)]
+    family = [
+        case for case in pool if kind in (None, case.kind) and (case.schedule != LAUNCHES or case.device == device)
+    ]
     if not family:
         return Validated(kind=kind or "")
     like = sum(is_like(case, sizes) for case in family) if sizes else None
