@@ -376,7 +376,7 @@ def test_bands_hold_for_cases_kept_out() -> None:
 
 
 def test_launches_of_triton_kernels_have_the_band_of_their_kind_where_some_were_measured() -> None:
-    """Kernels of four sources were measured on an H100, and 44 kernels of many on an H200: each has a band of its own."""
+    """Four kernels were measured on an H100, and 44 on an H200: each device has its own bands."""
     problem, h100, h200 = KernelProblem.of({"m": 8, "rows": 1 << 20}), load_device("h100"), load_device("h200")
     plain, products = (
         validated(h100, "k.py::f[1]()", problem, launch=launch_kind(has_products=has, is_spilled=False))
