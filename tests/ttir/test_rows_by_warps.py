@@ -28,6 +28,19 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 MEASURED = [(16384, 4096, 32, 119.2), (8192, 2048, 16, 25.67), (128, 32000, 8, 7.31), (132, 16384, 16, 4.92)]
 
 
+def measured(name: str, own: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the kernels of a measurement of ``reports/silicon``, and its cases that have these values."""
+    kernels = import_module(f"reports.silicon.{name}_kernels")
+    file = Path(kernels.__file__ or "").with_name(f"{name}.json")
+    return kernels, [c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items()]
+
+
+def repeated_us(launch: Any) -> float:
+    """Return the predicted time of one of many equal launches on the same inputs on an H200."""
+    timing = npusim.run(launch, hw="h200", l2="repeated", numerics=False).timing
+    return float(timing.core_us + timing.stream_s * 1e6)  # type: ignore[union-attr]
+
+
 def launched(rows: int, columns: int, warps: int) -> Any:
     from ttir.row_kernels import rms_norm
 
@@ -124,10 +137,7 @@ FLIGHTS = [(8, 8, 1), (16, 4, 2)]
 
 @pytest.mark.parametrize(("warps", "lane", "loads"), FLIGHTS)
 def test_memory_is_slower_while_few_bytes_are_in_flight(warps: int, lane: int, loads: int) -> None:
-    kernels = import_module("reports.silicon.in_flight_kernels")
-    file = Path(kernels.__file__ or "").with_name("in_flight.json")
-    own = {"kernel": "adds", "warps": warps, "lane": lane, "loads": loads}
-    cases = [c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items()]
+    kernels, cases = measured("in_flight", {"kernel": "adds", "warps": warps, "lane": lane, "loads": loads})
     case = max(cases, key=lambda c: int(c["programs"]))
     block = 8 * warps * lane
     size = case["programs"] * block
@@ -156,18 +166,14 @@ STAGES = [
 def test_loops_wait_for_the_tiles_that_their_stages_have_in_flight(
     residents: int, warps: int, lane: int, count: int, stages: int
 ) -> None:
-    kernels = import_module("reports.silicon.in_flight_kernels")
-    file = Path(kernels.__file__ or "").with_name("in_flight.json")
     own = {"kernel": "reads", "programs": 132 * residents, "warps": warps, "lane": lane, "count": count}
-    rows = json.loads(file.read_text("utf-8"))["rows"]
-    (case,) = (c for c in rows if {**own, "stages": stages}.items() <= c.items())
+    kernels, (case,) = measured("in_flight", {**own, "stages": stages})
     block = 8 * warps * lane
     size = case["programs"] * block
     with npusim.record() as calls:
         x, y = np.empty(count * size, np.float32), np.empty(size, np.float32)
         kernels.reads[(case["programs"],)](x, y, count, size, block, stages, num_warps=warps)
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.15)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.15)
 
 
 #: Loops of other shapes, none of which was fitted on, and stages beyond four: -83, -51 and -48 % before, and +60 %.
@@ -181,9 +187,7 @@ FRESH = [
 
 @pytest.mark.parametrize("own", FRESH, ids=lambda own: f"{own['kernel']}-{own['stages']}")
 def test_staged_loops_of_other_kernels_take_their_round_trips(own: dict[str, Any]) -> None:
-    kernels = import_module("reports.silicon.staged_kernels")
-    file = Path(kernels.__file__ or "").with_name("staged.json")
-    (case,) = (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items())
+    kernels, (case,) = measured("staged", own)
     fmt, warps = np.dtype(own.get("dtype", "bfloat16")), own["warps"]
     with npusim.record() as calls:
         if own["kernel"] == "sums":
@@ -196,8 +200,7 @@ def test_staged_loops_of_other_kernels_take_their_round_trips(own: dict[str, Any
             given = own["count"], size, block, own["stages"]
             out = np.empty(size, np.float32)
             getattr(kernels, own["kernel"])[(own["programs"],)](*read, out, *given, num_warps=warps)
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.14)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.14)
 
 
 #: Copies of tiles, one after the other: programs, warps, bytes of a lane, count.  Only the second was fitted on.
@@ -207,33 +210,25 @@ COPIES = [(264, 4, 4, 1489), (132, 1, 16, 2978), (264, 2, 16, 46), (1056, 1, 4, 
 @pytest.mark.parametrize(("programs", "warps", "lane", "count"), COPIES)
 def test_a_loop_of_copies_waits_for_each_tile(programs: int, warps: int, lane: int, count: int) -> None:
     """The second took half of its measured time when loads counted as ahead that were not."""
-    kernels = import_module("reports.silicon.in_flight_kernels")
-    file = Path(kernels.__file__ or "").with_name("in_flight.json")
     own = {"kernel": "copies", "programs": programs, "warps": warps, "lane": lane, "count": count}
-    (case,) = (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items())
+    kernels, (case,) = measured("in_flight", own)
     block = 8 * warps * lane
     size = programs * block
     x, y = (np.empty(count * size, np.float32) for _ in range(2))
     with npusim.record() as calls:
         kernels.copies[(programs,)](x, y, count, size, block, num_warps=warps)
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.16)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.16)
 
 
 def test_a_program_that_only_stores_waits_for_no_store() -> None:
     """A fill took 2.1 times its measured time when each tile waited for the store of the one before the last."""
-    kernels = import_module("reports.silicon.in_flight_kernels")
-    file = Path(kernels.__file__ or "").with_name("in_flight.json")
-    own = {"kernel": "fills", "programs": 264, "warps": 4, "lane": 64}
-    case = max(
-        (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items()), key=lambda c: c["count"]
-    )
-    block = 8 * 4 * 64
+    kernels, cases = measured("in_flight", {"kernel": "fills", "programs": 264, "warps": 1, "lane": 64})
+    case = max(cases, key=lambda c: int(c["count"]))
+    block = 8 * 64
     size = 264 * block
     with npusim.record() as calls:
-        kernels.fills[(264,)](np.empty(case["count"] * size, np.float32), case["count"], size, block, num_warps=4)
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.05)
+        kernels.fills[(264,)](np.empty(case["count"] * size, np.float32), case["count"], size, block, num_warps=1)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.06)
 
 
 #: Loops whose warps meet at a barrier for each tile: kernel, rows, columns, block, warps and format of rows.  Until
@@ -251,15 +246,12 @@ def test_loops_whose_warps_meet_wait_for_each_tile(
     kernel: str, rows: int, columns: int, block: int, warps: int, dtype: str
 ) -> None:
     """No constant was fitted on them: the 134 loops of the file are 9.4 % off on average."""
-    kernels = import_module("reports.silicon.met_loops_kernels")
-    file = Path(kernels.__file__ or "").with_name("met_loops.json")
     own = {"kernel": kernel, "rows": rows, "columns": columns, "block": block, "warps": warps, "dtype": dtype}
-    (case,) = (c for c in json.loads(file.read_text("utf-8"))["rows"] if own.items() <= c.items())
+    kernels, (case,) = measured("met_loops", own)
     with npusim.record() as calls:
         x, y = np.empty((rows, columns), np.dtype(dtype)), np.empty(rows, np.float32)
         getattr(kernels, kernel)[(rows,)](x, y, columns, block, num_warps=warps)
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.15)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.15)
 
 
 #: Launches that read and write the same bytes again: inputs, outputs, in place, KiB of a tensor, elements of a program.
@@ -276,15 +268,11 @@ REPEATS = [
 def test_written_bytes_leave_less_of_l2_to_the_next_launch(
     inputs: int, outputs: int, in_place: bool, kib: int, block: int
 ) -> None:
-    kernels = import_module("reports.silicon.repeats_kernels")
-    rows = json.loads(Path(kernels.__file__ or "").with_name("repeats.json").read_text("utf-8"))["rows"]
-    near = [
-        c for c in rows if (c["inputs"], c["outputs"], c["in_place"], c["block"]) == (inputs, outputs, in_place, block)
-    ]
-    case = min(near, key=lambda c: abs(c["kib"] - kib))
+    own = {"inputs": inputs, "outputs": outputs, "in_place": in_place, "block": block}
+    kernels, cases = measured("repeats", own)
+    case = min(cases, key=lambda c: abs(c["kib"] - kib))
     size = case["kib"] * 256
     with npusim.record() as calls:
         x, y = (np.empty(n * size, np.float32) for n in (inputs, outputs))
         kernels.sums[(size // block,)](x, y, inputs, outputs, in_place, size, block, num_warps=case["warps"])
-    timing = npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).timing
-    assert timing.core_us + timing.stream_s * 1e6 == pytest.approx(case["us"], rel=0.25)
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.25)
