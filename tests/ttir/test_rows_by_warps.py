@@ -220,17 +220,6 @@ def test_a_loop_of_copies_waits_for_each_tile(programs: int, warps: int, lane: i
     assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.16)
 
 
-def test_a_program_that_only_stores_waits_for_no_store() -> None:
-    """A fill took 2.1 times its measured time when each tile waited for the store of the one before the last."""
-    kernels, cases = measured("in_flight", {"kernel": "fills", "programs": 264, "warps": 1, "lane": 64})
-    case = max(cases, key=lambda c: int(c["count"]))
-    block = 8 * 64
-    size = 264 * block
-    with npusim.record() as calls:
-        kernels.fills[(264,)](np.empty(case["count"] * size, np.float32), case["count"], size, block, num_warps=1)
-    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.06)
-
-
 #: Loops whose warps meet at a barrier for each tile: kernel, rows, columns, block, warps and format of rows.  Until
 #: their machine code was followed, predictions were 52, 67, 42 and 56 % too short.
 MET = [

@@ -381,9 +381,6 @@ def with_code(
     work = code_work(body, _core_of(device, warps), unrolled, parts / share)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
-    if is_persistent and not loads_of(body) and device.flags is not None:
-        # The constants that such code stores are inputs here; warps wait for none of them.
-        loaded = device.flags.usable_event_ids_count.value
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
@@ -414,11 +411,6 @@ def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts
     if issue.sharing.turnover_cycles is not None:
         charges.append(Charge(f"{WARPS}.sharing.turnover_cycles", 1 / parts, due="end"))
     return tuple(charges)
-
-
-def loads_of(body: str) -> int:
-    """Return the number of loads from global memory in a body."""
-    return sum(x.name in ("LDG", "LDGSTS") for x in _read(body)[1])
 
 
 def loads_at_once(body: str) -> tuple[int, bool, int] | None:

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import product
-from math import ceil, inf
 from typing import TYPE_CHECKING
 
-from npusim.config.core_units import DmaEngine
 from npusim.errors import TilingError
-from npusim.machines.sm.core import LDG, RF, SM, SMEM, engine_of
+from npusim.machines.sm.core import LDG, RF, SM, SMEM
 from npusim.program.ir.tile import Tile
 from npusim.units import ceil_div
 
@@ -173,28 +171,12 @@ class BlockPlaces:
         for n, g in product((n for n, place in frame.places.items() if place == "out"), range(decided.groups)):
             if decided.code or ((decided.alternates or self.leaves) and frame.is_visited(n)):
                 size = frame.size_bytes(n, frame.height(n) * frame.width(n)) // decided.groups
-                name, slots = f"{who}W{g} {frame.label(n)} stored", self._stored_tiles(size)
+                name, slots = f"{who}W{g} {frame.label(n)} stored", 2 if decided.code or decided.state_loop else 1
                 warps, storer = self.warps[g : g + 1], (self.storer,)
                 left[n, g] = self.core.allocator.ring(
                     RF, name, size, slots, producers=warps, consumers=storer, flag="scoreboard"
                 )
         return left
-
-    def _stored_tiles(self, size: int) -> int:
-        """Return the number of tiles of a result, of ``size`` bytes each, that are on their way to memory at a time.
-
-        Warps do not wait for their stores: programs that go on with further rows store at the rate of the pipe, which
-        has the bytes of its latency on the way, as far as there are flags.
-        """
-        code = self.decided.code
-        if code is None or not code.goes_on:
-            return 2 if code or self.decided.state_loop else 1
-        copies = engine_of(self.core.device, LDG, DmaEngine)
-        route = copies.route("RF", "GM")
-        under_way = route.latency_cycles.value * route.bytes_per_cycle.value / self.tiling.residents
-        flags = self.core.device.flags
-        most = flags.usable_event_ids_count.value if flags is not None else inf
-        return int(max(2, min(most, ceil(under_way / max(1, size)))))
 
     def _late(self) -> dict[Stage, tuple[str, ...]]:
         """Return the operands of a block without a loop that wait for an earlier product or result.
