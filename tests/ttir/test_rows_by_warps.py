@@ -265,3 +265,11 @@ def test_written_bytes_leave_less_of_l2_to_the_next_launch(
         x, y = (np.empty(n * size, np.float32) for n in (inputs, outputs))
         kernels.sums[(size // block,)](x, y, inputs, outputs, in_place, size, block, num_warps=case["warps"])
     assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.25)
+
+
+def test_a_loop_that_loads_nothing_goes_on_with_its_tiles() -> None:
+    """Its code has one store: the tiles of a program are no blocks of one execution of the code."""
+    kernels, _ = measured("in_flight", {"kernel": "fills"})
+    with npusim.record() as calls:
+        kernels.fills[(132,)](np.empty(16 * 132 * 128, np.float32), 16, 132 * 128, 128, num_warps=1)
+    assert npusim.run(calls[0], hw="h200", l2="repeated", numerics=False).program.goes_on

@@ -396,7 +396,9 @@ def _parts_of(body: str, phase: Phase, programs: int) -> int:
     """Return the number of a phase's blocks that a program computes with one execution of its code."""
     if not body or phase.loop_axis or _read(body)[0]:
         return 1
-    return max(1, ceil_div(len(phase.cells), max(1, programs)))
+    parts = max(1, ceil_div(len(phase.cells), max(1, programs)))
+    # Each part has a store of its own in the code, unless a loop that loads nothing stores them.
+    return parts if parts <= sum(x.name == "STG" for x in _read(body)[1]) else 1
 
 
 def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts: float = 1) -> tuple[Charge, ...]:
