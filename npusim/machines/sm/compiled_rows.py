@@ -185,7 +185,7 @@ def code_work(body: str, core: RowCore, unrolled: int = 1, parts: float = 1) -> 
     if is_loop:
         whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
         # a round loads the data of the next round, which hides most of the time of the loads
-        if is_ahead := 2 * alone < whole and _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]:
+        if is_ahead := 2 * alone < whole and _has_loads_under_way(code):
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -483,8 +483,11 @@ def _loads_of_tile(phase: Phase, decided: GpuDecisions, width: int) -> int:
 def _is_ahead(body: str) -> bool:
     """Return whether loads of a loop's next round are under way when a round ends, or the code is no loop of loads."""
     is_loop, code = _read(body)
-    width, count = _widest(code, "LDG")
-    return not is_loop or not count or _waited(code, width, 1.0, 0.0)[1]
+    return not is_loop or not _widest(code, "LDG")[1] or _has_loads_under_way(code)
+
+
+def _has_loads_under_way(code: Sequence[MachineInstruction]) -> bool:
+    return _waited(code, _widest(code, "LDG")[0], 1.0, 0.0)[1]
 
 
 def _code_of_tile(body: str, phase: Phase, decided: GpuDecisions, device: DeviceSpec) -> CodeWork | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from npusim.config.core_units import RouteSpec
     from npusim.config.device import DeviceSpec
+    from npusim.machines.decisions import GpuDecisions
     from npusim.program.ir.op import Step
     from npusim.program.ir.tile_program import Block, Item, ProgramPhase, TileProgram, Touch
 
@@ -150,15 +151,16 @@ class SmPricing(Transfers):
         if rounds is None or rounds.warp_bytes_per_cycle is None or not self._program.goes_on:
             return 0
         route = engine_of(self.device, LDG, DmaEngine).route("GM", "RF")
-        near += ceil(source.payload_bytes / self._row_warps / rounds.warp_bytes_per_cycle.value)
+        warps = self._decided.warps * self._decided.groups if self._decided is not None else 1
+        near += ceil(source.payload_bytes / warps / rounds.warp_bytes_per_cycle.value)
         return max(0, route.latency_cycles.value - near)
 
     @cached_property
-    def _row_warps(self) -> int:
-        """Number of warps of a block of the program's first phase."""
+    def _decided(self) -> GpuDecisions | None:
+        """The decisions of the warps of the program's first phase; None without such warps."""
         (phase,) = self._program.phases[:1]
         works = (op.work for op in _operations(phase.body(phase.blocks[0])))
-        return next((w.decided.warps * w.decided.groups for w in works if isinstance(w, GroupWork)), 1)
+        return next((work.decided for work in works if isinstance(work, GroupWork)), None)
 
     def _further_accesses(self, step: Step) -> int:
         """Return the cycles of the accesses of a load after the first one, each of which waits for the one before."""
@@ -317,9 +319,7 @@ class SmPricing(Transfers):
         program, spec = self._program, self.device.memory.gm.rounds
         if spec is None or not program.has_own_rows or program.is_in_step or not self.is_placed:
             return 0.0
-        (phase,) = program.phases[:1]
-        works = (op.work for op in _operations(phase.body(phase.blocks[0])))
-        decided = next((work.decided for work in works if isinstance(work, GroupWork)), None)
+        (phase,), decided = program.phases[:1], self._decided
         used, ends = sum(self._cycles_of_all), decided.due("begin", "end") if decided else ()
         if decided is None or decided.code is None or not ends or not used:
             return 0.0
