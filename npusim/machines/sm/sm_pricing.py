@@ -93,7 +93,12 @@ class RoundTrip(NamedTuple):
     @property
     def _added(self) -> float:
         shorter, longer = sorted((self.alone / self.depth, self.moved))
-        return longer * ((1 + (shorter / longer) ** self.exponent) ** (1 / self.exponent) - 1) if longer else 0.0
+        return longer * _norm_excess(shorter / longer, self.exponent) if longer else 0.0
+
+
+def _norm_excess(ratio: float, exponent: float) -> float:
+    """Return by how much the norm of 1 and ``ratio`` exceeds 1."""
+    return float((1 + ratio**exponent) ** (1 / exponent) - 1)
 
 
 class SmPricing(Transfers):
@@ -328,8 +333,7 @@ class SmPricing(Transfers):
         alone += sum(c.times * self._groups.constant(c.key).value for c in ends)
         rounds: float = len(phase.blocks) / (phase.place_count * self.device.group_count.value)
         exponent, ratio = float(spec.exponent_factor.value), min(1.0, alone / used)
-        lost: float = (1 + ratio**exponent) ** (1 / exponent) - 1
-        return lost * max(0.0, 1 - 1 / max(1.0, rounds))
+        return _norm_excess(ratio, exponent) * max(0.0, 1 - 1 / max(1.0, rounds))
 
     @cached_property
     def _store_cycles(self) -> int:
