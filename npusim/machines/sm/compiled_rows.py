@@ -60,6 +60,8 @@ NARROW = frozenset(
 )
 #: Accesses to shared memory, and to registers that were spilled.
 SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
+#: A copy from global to shared memory, the end of a group of copies, and the wait for such groups.
+COPY, COMMIT, WAIT = "LDGSTS", "LDGDEPBAR", "DEPBAR"
 #: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
 #: this wait.
 FAR = float(1 << 14)
@@ -81,7 +83,8 @@ class MachineInstruction(NamedTuple):
     """A machine instruction without its operands.
 
     ``stall``: cycles until the next instruction; ``result``, ``operands``: scoreboards that the instruction sets (7:
-    none); ``waits``: a mask of scoreboards; ``size_bytes``: bytes that each lane moves from or to global memory.
+    none); ``waits``: a mask of scoreboards; ``number``: bytes that each lane moves from or to global memory, or, of a
+    wait for copies, the groups of copies that may be under way after it.
     """
 
     name: str
@@ -89,7 +92,7 @@ class MachineInstruction(NamedTuple):
     result: int
     operands: int
     waits: int
-    size_bytes: int = 0
+    number: int = 0
 
 
 class RowCore(NamedTuple):
@@ -127,20 +130,20 @@ def _is_known(architecture: str) -> bool:
 def body_of(sass: str, architecture: str) -> str:
     """Return the code of a warp for a block or a row, as text for `code_work`; empty if it is unknown.
 
-    The body is the loop that loads from global memory, with ``loop`` before its instructions. Without such a loop it is
-    all instructions up to the last EXIT.  Code with products, and code for architectures outside `FIRST` to `LAST`, has
-    no body.
+    The body is the loop that loads from global memory, with ``loop`` before its instructions: to registers, or, if no
+    loop does, to shared memory.  Without such a loop it is all instructions up to the last EXIT.  Code with products,
+    and code for architectures outside `FIRST` to `LAST`, has no body.
     """
     code = instructions_of(sass)
     if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
         return ""
     targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
     spans = [(int(to[1], 16), at) for at, to in targets if to and int(to[1], 16) < at]
-    loads = [at for at, name, *_ in code if name == "LDG"]
-    loop = next(((first, last) for first, last in spans if any(first <= at <= last for at in loads)), None)
+    loads = [[at for at, name, *_ in code if name == kind] for kind in ("LDG", COPY)]
+    loop = next(((a, b) for listed in loads for a, b in spans if any(a <= at <= b for at in listed)), None)
     first, last = loop or (0, max((at for at, name, *_ in code if name == "EXIT"), default=code[-1][0]))
     body = [
-        (name + _size_of(name, rest), control)
+        (name + _number_of(name, rest), control)
         for at, name, rest, control in code
         if first <= at <= last and name != "NOP"
     ]
@@ -153,8 +156,13 @@ def instructions_of(sass: str) -> list[tuple[int, str, str, int]]:
     return [(int(at, 16), name, rest, int(high, 16) >> _CONTROL_BIT & _ALL[1]) for at, name, rest, high in found]
 
 
-def _size_of(name: str, rest: str) -> str:
-    """Return the bytes of a lane that an access to global memory moves, as its suffix states them: ``*16``."""
+def _number_of(name: str, rest: str) -> str:
+    """Return the bytes of a lane that an access to global memory moves, as its suffix states them: ``*16``; for a wait
+    for copies, the number of groups of copies that may be under way after it.
+    """
+    if name == WAIT:
+        groups = re.match(r"\.LE\s+SB0,\s*0x([0-9a-f]+)", rest)
+        return f"*{int(groups[1], 16)}" if groups else ""
     if name not in ("LDG", "STG"):
         return ""
     width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
@@ -184,8 +192,8 @@ def code_work(body: str, core: RowCore, unrolled: int = 1, parts: float = 1) -> 
     alone, is_ahead = of_round - FAR * max(1, of_round // FAR if unrolled > 1 else 1), False
     if is_loop:
         whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
-        # a round loads the data of the next round, which hides most of the time of the loads
-        if is_ahead := 2 * alone < whole and _has_loads_under_way(code):
+        # a round loads or copies the data of a later round, which hides most of the time of the loads
+        if is_ahead := _is_of_copies(code) or (2 * alone < whole and _has_loads_under_way(code)):
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -210,7 +218,7 @@ def unrolled_rows(body: str, phase: Phase, decided: GpuDecisions) -> int:
 
 def _widest(code: Sequence[MachineInstruction], name: str) -> tuple[int, int]:
     """Return the bytes of a lane in those accesses of this name that move the most bytes, and their number."""
-    sizes = Counter(x.size_bytes for x in code if x.name == name)
+    sizes = Counter(x.number for x in code if x.name == name)
     width = max(sizes, key=lambda size: (size * sizes[size], size), default=0)
     return width, sizes[width]
 
@@ -333,7 +341,7 @@ class BlockWalk:
             begin = max(warp.now, self.special[place])
             self.special[place] = begin + core.special
             return begin + taken
-        lanes = WARP_LANES * x.size_bytes
+        lanes = WARP_LANES * x.number
         port = lanes / core.load_bytes if x.name == "LDG" else lanes / core.store_bytes if x.name == "STG" else 0.0
         if not port and x.name not in SHARED:
             return warp.now + taken
@@ -381,6 +389,7 @@ def with_code(
     work = code_work(body, _core_of(device, warps), unrolled, parts / share)
     has_turnover = counts_turnover(device) and not is_persistent
     loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
+    loaded = _copied_rows(body, unrolled) or loaded
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
@@ -435,7 +444,7 @@ def loads_at_once(body: str) -> tuple[int, bool, int] | None:
             issued += 1
             pending.add(x.result)
     is_ahead = is_loop and issued > 0 and most > 0
-    return max(most, issued), is_ahead, max(x.size_bytes for x in loads)
+    return max(most, issued), is_ahead, max(x.number for x in loads)
 
 
 def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | None:
@@ -449,7 +458,7 @@ def _state_loop(body: str, phase: Phase, decided: GpuDecisions) -> StateLoop | N
     names = Counter(x.name for x in code)
     results = {n for s in phase.stages for n in s.written if n in phase.tensors}
     is_of_tiles = any(is_visited(phase, n, phase.loop_axis) for n in results)
-    if not is_loop or not is_of_tiles or decided.stages < 2 or not names["LDG"] or not names["STG"] or names["LDGSTS"]:
+    if not is_loop or not is_of_tiles or decided.stages < 2 or not names["LDG"] or not names["STG"] or names[COPY]:
         return None
     width, _ = _widest(code, "LDG")
     cycles, is_ahead = _waited(code, width, 1.0, 0.0)
@@ -470,7 +479,7 @@ def _waited(code: Sequence[MachineInstruction], width: int, far: float, near: fl
         for x in code:
             now = max([now, *(ready[k] for k in range(SCOREBOARDS) if x.waits >> k & 1)])
             if x.name == "LDG" and x.result < SCOREBOARDS:
-                ready[x.result] = max(ready[x.result], now + (far if x.size_bytes == width else near))
+                ready[x.result] = max(ready[x.result], now + (far if x.number == width else near))
     return now - begin, max(ready) > now
 
 
@@ -502,7 +511,25 @@ def _code_of_tile(body: str, phase: Phase, decided: GpuDecisions, device: Device
 
 def _is_copied(body: str, decided: GpuDecisions) -> bool:
     """Return whether copies to shared memory, which belong to a pipeline, bring the tiles of a loop."""
-    return "LDGSTS" in body and decided.stages > 1
+    return COPY in body and decided.stages > 1
+
+
+def _copied_rows(body: str, unrolled: int) -> int:
+    """Return the number of rows whose copies to shared memory are under way before a loop's warps wait for one of them;
+    0 for other code.
+    """
+    is_loop, code = _read(body)
+    groups, waits = sum(x.name == COMMIT for x in code), [x.number for x in code if x.name == WAIT]
+    if not is_loop or not groups or not waits:
+        return 0
+    # A row's next copies begin after its wait.
+    return min(waits) // max(1, groups // unrolled) + 1
+
+
+def _is_of_copies(code: Sequence[MachineInstruction]) -> bool:
+    """Return whether code reads global memory by copies to shared memory alone."""
+    names = {x.name for x in code}
+    return COPY in names and "LDG" not in names
 
 
 def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
