@@ -221,6 +221,39 @@ def test_rows_that_are_copied_ahead_wait_by_stages(
     assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.18)
 
 
+def test_a_store_that_covers_parts_of_several_rows_is_no_loop() -> None:
+    """A program's 2,048 flat indices are four blocks of a row, and each lane has two stores: the blocks were counted as
+    programs that follow one another, at 2.9 times the time of programs that have one block.
+    """
+    from ttir.row_kernels import add_one_flat
+
+    rows, columns, block, times = 4096, 5632, 2048, []
+    for shape in ((rows, columns), (1, rows * columns)):
+        x, y = (np.empty(shape, np.float16) for _ in range(2))
+        with npusim.record() as calls:
+            add_one_flat[(x.size // block,)](x, y, shape[1], x.size, shape[1], block, num_warps=32)
+        times.append(repeated_us(calls[0]))
+    assert (
+        4 * rows * columns / 4.8e6 < times[0] < 1.25 * times[1]
+    )  # at the rate of memory, and with programs of a block
+
+
+#: Programs that store many tiles and load none: programs, warps, bytes of a lane, count.
+FILLS = [(528, 2, 16, 372), (1056, 1, 64, 93), (1056, 2, 16, 11), (132, 4, 64, 11)]
+
+
+@pytest.mark.parametrize(("programs", "warps", "lane", "count"), FILLS)
+def test_a_loop_without_loads_has_the_work_of_its_loop(programs: int, warps: int, lane: int, count: int) -> None:
+    own = {"kernel": "fills", "programs": programs, "warps": warps, "lane": lane, "count": count}
+    kernels, (case,) = measured("in_flight", own)
+    block = 8 * warps * lane
+    with npusim.record() as calls:
+        kernels.fills[(programs,)](
+            np.empty(count * programs * block, np.float32), count, programs * block, block, num_warps=warps
+        )
+    assert repeated_us(calls[0]) == pytest.approx(case["us"], rel=0.13)
+
+
 #: Copies of tiles, one after the other: programs, warps, bytes of a lane, count.  Only the second was fitted on.
 COPIES = [(264, 4, 4, 1489), (132, 1, 16, 2978), (264, 2, 16, 46), (1056, 1, 4, 93)]
 

@@ -60,6 +60,8 @@ NARROW = frozenset(
 )
 #: Accesses to shared memory, and to registers that were spilled.
 SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
+#: The kind of a body that is executed once.
+ONCE = "once"
 #: A copy from global to shared memory, the end of a group of copies, and the wait for such groups.
 COPY, COMMIT, WAIT = "LDGSTS", "LDGDEPBAR", "DEPBAR"
 #: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
@@ -131,23 +133,36 @@ def body_of(sass: str, architecture: str) -> str:
     """Return the code of a warp for a block or a row, as text for `code_work`; empty if it is unknown.
 
     The body is the loop that loads from global memory, with ``loop`` before its instructions: to registers, or, if no
-    loop does, to shared memory.  Without such a loop it is all instructions up to the last EXIT.  Code with products,
-    and code for architectures outside `FIRST` to `LAST`, has no body.
+    loop does, to shared memory; of code without loads, the loop that stores.  Without such a loop it is all
+    instructions up to the last EXIT, with ``once`` before them, or ``again`` if a loop stores.  Code with products, and
+    code for architectures outside `FIRST` to `LAST`, has no body.
     """
     code = instructions_of(sass)
     if not _is_known(architecture) or not code or any(name.endswith("MMA") for _, name, *_ in code):
         return ""
-    targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
-    spans = [(int(to[1], 16), at) for at, to in targets if to and int(to[1], 16) < at]
-    loads = [[at for at, name, *_ in code if name == kind] for kind in ("LDG", COPY)]
-    loop = next(((a, b) for listed in loads for a, b in spans if any(a <= at <= b for at in listed)), None)
-    first, last = loop or (0, max((at for at, name, *_ in code if name == "EXIT"), default=code[-1][0]))
+    kind, first, last = _span_of(code)
     body = [
         (name + _number_of(name, rest), control)
         for at, name, rest, control in code
         if first <= at <= last and name != "NOP"
     ]
-    return " ".join(["loop" if loop else "once", *(f"{name}:{control:x}" for name, control in body)])
+    return " ".join([kind, *(f"{name}:{control:x}" for name, control in body)])
+
+
+def _span_of(code: Sequence[tuple[int, str, str, int]]) -> tuple[str, int, int]:
+    """Return the kind of a body, and the addresses of its first and last instruction: see `body_of`."""
+    targets = [(at, re.search(r"0x([0-9a-f]+)\s*$", rest)) for at, name, rest, _ in code if name == "BRA"]
+    spans = [(int(to[1], 16), at) for at, to in targets if to and int(to[1], 16) < at]
+
+    def loop_of(access: str) -> tuple[int, int] | None:
+        places = [at for at, name, *_ in code if name == access]
+        return next(((a, b) for a, b in spans if any(a <= at <= b for at in places)), None)
+
+    stored, has_loads = loop_of("STG"), any(name in ("LDG", COPY) for _, name, *_ in code)
+    if loop := loop_of("LDG") or loop_of(COPY) or (None if has_loads else stored):
+        return "loop", *loop
+    end = max((at for at, name, *_ in code if name == "EXIT"), default=code[-1][0])
+    return "again" if stored else ONCE, 0, end
 
 
 def instructions_of(sass: str) -> list[tuple[int, str, str, int]]:
@@ -193,7 +208,7 @@ def code_work(body: str, core: RowCore, unrolled: int = 1, parts: float = 1) -> 
     if is_loop:
         whole = BlockWalk(code, core, 0.0, unrolled).last_round(rounds)
         # a round loads or copies the data of a later round, which hides most of the time of the loads
-        if is_ahead := _is_of_copies(code) or (2 * alone < whole and _has_loads_under_way(code)):
+        if is_ahead := not _widest(code, "LDG")[1] or (2 * alone < whole and _has_loads_under_way(code)):
             alone = whole
     names = Counter(x.name for x in code)
 
@@ -403,11 +418,10 @@ def with_code(
 
 def _parts_of(body: str, phase: Phase, programs: int) -> int:
     """Return the number of a phase's blocks that a program computes with one execution of its code."""
-    if not body or phase.loop_axis or _read(body)[0]:
+    # A loop computes one block in each of its rounds.
+    if phase.loop_axis or not body.startswith(ONCE):
         return 1
-    parts = max(1, ceil_div(len(phase.cells), max(1, programs)))
-    # Each part has a store of its own in the code, unless a loop that loads nothing stores them.
-    return parts if parts <= sum(x.name == "STG" for x in _read(body)[1]) else 1
+    return max(1, ceil_div(len(phase.cells), max(1, programs)))
 
 
 def _turnover(device: DeviceSpec, returned: int, phase: Phase, warps: int, parts: float = 1) -> tuple[Charge, ...]:
@@ -524,12 +538,6 @@ def _copied_rows(body: str, unrolled: int) -> int:
         return 0
     # A row's next copies begin after its wait.
     return min(waits) // max(1, groups // unrolled) + 1
-
-
-def _is_of_copies(code: Sequence[MachineInstruction]) -> bool:
-    """Return whether code reads global memory by copies to shared memory alone."""
-    names = {x.name for x in code}
-    return COPY in names and "LDG" not in names
 
 
 def _tiles_under_way(body: str, phase: Phase, decided: GpuDecisions) -> tuple[int, bool]:
