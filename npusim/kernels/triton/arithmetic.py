@@ -7,7 +7,6 @@ import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import PurePath
@@ -353,9 +352,12 @@ class Arithmetic(Draft, ABC):
             try:
                 return self._linear(op, a, b)
             except NonlinearError as error:
-                with suppress(ProgramError):
+                try:
                     return by_elements(op, a, b)
-                raise error from None
+                except NonlinearError:
+                    raise error from None
+                except ProgramError as reason:  # a list is possible, but for example too long
+                    raise NonlinearError(str(reason)) from None
 
         return linear() if a.of or b.of else or_elements(linear, lambda: computed_elements(op, a, b))
 
