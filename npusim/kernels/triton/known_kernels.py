@@ -23,7 +23,7 @@ from npusim.kernels.triton.integers import bits_of
 from npusim.kernels.triton.tensor_axes import IntegerTensor
 from npusim.kernels.triton.ttir_text import FORMATS, TYPES, Function, Line, Op, every_of, read, shape_of
 from npusim.kernels.triton.values import AXES as TENSOR_AXES
-from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers
+from npusim.kernels.triton.values import MOST_ELEMENTS, Booleans, Integers, repeats
 
 #: Largest number of operations of all programs that are evaluated individually; number of elements of a block that one
 #: program stores.
@@ -147,7 +147,7 @@ class _KnownMemory:
             raise self.fail(f"{pointer.of}: {why}")
         cells.is_seen[at] |= is_used
         others = _is_others(cells.adders[at], self.program)
-        if np.any(cells.is_seen[at] & others) or (is_used and len(np.unique(at)) < at.size):
+        if np.any(cells.is_seen[at] & others) or (is_used and repeats(at)):
             why = "what an atomic operation returns depends on the order of programs, or of the elements of a block"
             raise self.fail(f"{pointer.of}: {why}")
         before, dtype = cells.data[at], values.dtype

@@ -57,6 +57,7 @@ from npusim.kernels.triton.values import (
     elements,
     known_elements,
     one_hot,
+    repeats,
     reshaped,
     truth,
 )
@@ -819,7 +820,7 @@ class Memory(ExactIntegers):
         is_used = np.zeros(len(rows), bool)
         is_used[places[read]] = True
         used = rows[is_used & (rows >= 0)]
-        if op.name.endswith("store") and len(np.unique(used)) < len(used):
+        if op.name.endswith("store") and repeats(used):
             raise op.fail(f"{view.parameter}: a store writes the same row at two indices, in an undefined order")
 
     def _looked_up(

@@ -21,7 +21,7 @@ from npusim.kernels.triton.loads_and_stores import are_alike
 from npusim.kernels.triton.results_apart import LOADS, STORES, roots_of, sources_of
 from npusim.kernels.triton.tensor_axes import GatheredView, IntegerTensor, View
 from npusim.kernels.triton.ttir_text import FORMATS, Function, Line, Op, makers, shape_of
-from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor
+from npusim.kernels.triton.values import MOST_ELEMENTS, Integers, Tensor, repeats
 
 if TYPE_CHECKING:
     from npusim.kernels.triton.calls import Call
@@ -202,7 +202,7 @@ def are_elements_own(reader: Reader, stored: Load, load: Load) -> bool:
         found = np.minimum(np.searchsorted(stored_at, place), len(stored_at) - 1)
         if np.any((stored_at[found] == place) & (owner[found] != program)):
             return False
-    return len(np.unique(stored_at)) == len(stored_at)
+    return not repeats(stored_at)
 
 
 def _is_cut(reader: Reader, of: str) -> bool:

