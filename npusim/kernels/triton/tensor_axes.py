@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -495,6 +496,15 @@ class GatheredView(View):
     hidden: float | None = None
     run: int = 0
 
+    @cached_property
+    def _entries(self) -> Integers:
+        return np.array(self.listed, np.int64)
+
+    @cached_property
+    def _in_order(self) -> tuple[Integers, Integers]:
+        """The different entries in ascending order, and the first place of each in the list."""
+        return np.unique(self._entries, return_index=True)
+
     @property
     def by_row(self) -> int:
         """Distance from one row to the next in the offsets here; no row is longer than this."""
@@ -514,7 +524,7 @@ class GatheredView(View):
     def laid_out(self, values: Array) -> Array:
         """Return values in the argument's shape with the rows in the table's order."""
         assert self.source is not None
-        whole, rows = self.source.laid_out(values), np.maximum(np.array(self.listed, np.int64), 0)
+        whole, rows = self.source.laid_out(values), np.maximum(self._entries, 0)
         rest = [i for i in range(whole.ndim) if i not in self.along]
         at = tuple(self.source.index((i,), rows) for i in self.along)
         listed = whole.transpose((*self.along, *rest))[at] if at else np.broadcast_to(whole, (len(rows), *whole.shape))
@@ -527,7 +537,7 @@ class GatheredView(View):
 
     def leads_nowhere(self) -> Array:
         """Return which elements belong to entries that select no row."""
-        is_none = np.array(self.listed, np.int64) < 0
+        is_none = self._entries < 0
         return np.repeat(is_none, prod(self.sizes) // len(is_none)).reshape(self.sizes)
 
     def piece(self, rows: int, cols: int) -> int:
@@ -545,10 +555,10 @@ class GatheredView(View):
         """Return drawn values of a (batch, head), (rows, columns); rows at one place in memory are equal."""
         for role, axis in ((ROWS, 0), (COLUMNS, 1)):
             if self.groups[role] == (0,) and values.shape[axis] == len(self.listed):
-                _, first, of = np.unique(self.listed, return_index=True, return_inverse=True)
+                _, first, of = np.unique(self._entries, return_index=True, return_inverse=True)
                 values = np.take(values, first[of], axis)
         if prod(self.sizes) == len(self.listed) and len(self.sizes) > 1:  # each lane is an entry
-            at = self.by_heads(np.array(self.listed, np.int64).reshape(self.sizes))[head]
+            at = self.by_heads(self._entries.reshape(self.sizes))[head]
             _, first, of = np.unique(at, return_index=True, return_inverse=True)
             values = values.reshape(-1)[first[of.reshape(-1)]].reshape(values.shape)
         if self.hidden is not None:
@@ -560,7 +570,7 @@ class GatheredView(View):
         have.
         """
         row, rest = own // self.by_row, own % self.by_row
-        known = np.array(self.listed, np.int64)
+        known = self._entries
         row = np.where((row >= 0) & (row < len(known)), row, -1)
         first = np.where(row < 0, -1, known[row])
         return np.where(first < 0, -1, first + rest)
@@ -572,7 +582,7 @@ class GatheredView(View):
         for i in range(len(self.source.by)):
             part = self.source.index((i,), offsets) * self.source.by[i]
             row, rest = (row + part, rest) if i in self.along else (row, rest + part)
-        known, first = np.unique(self.listed, return_index=True)
+        known, first = self._in_order
         at = np.minimum(np.searchsorted(known, row), len(known) - 1)
         return np.where((known[at] == row) & (offsets >= 0), first[at] * self.by_row + rest, -1)
 
