@@ -74,6 +74,17 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def absent(file: Path, kind: str = "file") -> str:
+    """Return why ``file`` cannot be read as a ``kind`` of file: the name is free, or what has it is something else."""
+    if file.is_dir():
+        return f"this is a folder, not a {kind}"
+    if file.exists():
+        return f"this is a device, a pipe or a socket, not a {kind}"
+    if file.is_symlink():
+        return f"no such {kind}: the link of that name leads nowhere"
+    return f"no such {kind}"
+
+
 def reason_of(error: OSError, file: Path) -> str:
     """Return the reason why a file could not be written, with the object in the way."""
     if isinstance(error, FileExistsError | NotADirectoryError):

@@ -8,7 +8,7 @@ from typing import Annotated
 from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
-from npusim.errors import CheckFailedError, SpecError
+from npusim.errors import CheckFailedError, SpecError, absent
 from npusim.simulation.request import DEFAULT_HW, CallOptions, Request, short_name
 
 app = Verbs()
@@ -65,7 +65,7 @@ def evaluate(
     for file in filter(None, (re.match(r".+?\.py(?=:|$)", name) for name in names)):
         if not Path(file[0]).is_file():
             raise SpecError(
-                f"{Path(file[0]).absolute()}: no such file; a candidate is FILE.py:NAME, or a kernel's name"
+                f"{Path(file[0]).absolute()}: {absent(Path(file[0]))}; a candidate is FILE.py:NAME, or a kernel's name"
             )
     requests = [replace(request, schedule=name, hw=None, seed=draw) for name in names]
     shapes = tuple(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from npusim.cli import options as o
 from npusim.cli.console import say, show_either
 from npusim.cli.help import Verbs
-from npusim.errors import SpecError
+from npusim.errors import SpecError, absent
 from npusim.kernels.triton import SIGN, launch_parts
 from npusim.late_methods import dataclass
 from npusim.simulation.request import refuse
@@ -95,7 +95,7 @@ def _recorded(script: _Script, hw: str, *, floats: bool) -> "Calls":
 
     path, function, seq = script.path, script.function, script.seq
     if not path.is_file():
-        raise SpecError(f"{path}: there is no such file; a program is script.py or script.py::function")
+        raise SpecError(f"{path}: {absent(path)}; a program is script.py or script.py::function")
     if is_ascend_program(path):
         return _of_ascend(script, hw, floats=floats)
     if script.values:

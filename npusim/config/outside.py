@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npusim.config.messages import suggest
-from npusim.errors import BufferOverflowError, NpusimError, SpecError
+from npusim.errors import BufferOverflowError, NpusimError, SpecError, absent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ def load(name: str, what: str) -> tuple[ModuleType, str]:
         return module(called), wanted
     path = Path(called)
     if not path.is_file():
-        raise SpecError(f"{path.absolute()}: no such file; {what} of your own is FILE.py:NAME")
+        raise SpecError(f"{path.absolute()}: {absent(path)}; {what} of your own is FILE.py:NAME")
     return _file(str(path.resolve()), path.stat().st_mtime_ns), wanted
 
 

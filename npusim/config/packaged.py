@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from npusim.errors import SpecError
+from npusim.errors import SpecError, absent
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NODE_NAME = re.compile(r"_x[0-9]+$")
@@ -148,7 +148,8 @@ def resolve(what: str, name_or_path: str | Path, *, beside: Path | None = None) 
             path = Path(text)
         path = beside / path if beside is not None else path
         if not path.is_file():
-            raise SpecError(f"{path}: no such {what} file")
+            fault = absent(path, f"{what} file")
+            raise SpecError(f"{path}: {fault}")
         return path
     kind = "workloads" if what == "workload" else "hwconfigs"
     files = _files(kind)

@@ -28,7 +28,7 @@ def write_odd_files(folder: Path) -> None:
     """Write them all; the names say what is wrong, or nothing is (``ok``, ``w``, ``config``)."""
     _texts(folder)
     _archives(folder)
-    for name in ("mine", "nothing", "folder.yaml"):
+    for name in ("mine", "nothing", "folder.yaml", "folder.npz", "folder.py"):
         (folder / name).mkdir()
     (folder / "mine" / "thesis.tex").write_text("")
     (folder / "file").write_text("")

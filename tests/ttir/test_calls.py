@@ -191,7 +191,7 @@ def test_a_function_is_called_with_each_size(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["record", "no.py"], "no.py: there is no such file"),
+        (["record", "no.py"], "no.py: no such file"),
         (["record", "script.py", "--seq", "4"], "needs a function that is called with each size"),
         (["record", "script.py::no"], "no function 'no'; its functions are main"),
         (["record", "script.py"], r"script.py:\d+: IndexError"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import cast
 
-from npusim.errors import SpecError
+from npusim.errors import SpecError, absent
 from npusim.kernels.tilelang.lengths import Growing
 from npusim.kernels.tilelang.tiles import WIDTHS
 
@@ -437,7 +437,7 @@ def load_program(path: Path, name: str, arguments: Mapping[str, object], languag
     such file or name, if arguments are missing or unknown, or if the program raises an error.
     """
     if not path.is_file():
-        raise SpecError(f"{path}: no such file; a program is FILE.py::program")
+        raise SpecError(f"{path}: {absent(path)}; a program is FILE.py::program")
     with stand_ins(path, language), redirect_stdout(sys.stderr):  # text that the program prints is not a result
         try:
             names = runpy.run_path(str(path), run_name="npusim_checked")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from npusim import cache
-from npusim.errors import SpecError, TensorError
+from npusim.errors import SpecError, TensorError, absent
 from npusim.formats import get_format
 from npusim.formats.archives import read_archive
 from npusim.kernels.triton import SUFFIX, is_recorded, launch_parts, short_kernel_name
@@ -201,7 +201,7 @@ def numbered(schedule: str) -> list[str]:
 def read_calls(path: Path) -> Calls:
     """Return the calls of a file; raise `SpecError` if it is missing or damaged.  No code of a user is executed."""
     if not path.is_file():
-        raise SpecError(f"{path}: no such file; `npusim record script.py` writes one")
+        raise SpecError(f"{path}: {absent(path)}; `npusim record script.py` writes one")
     return _read(str(path.resolve()), path.stat().st_mtime_ns)
 
 

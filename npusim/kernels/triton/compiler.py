@@ -29,7 +29,7 @@ from weakref import finalize
 
 from npusim import cache
 from npusim.config.document import read_text
-from npusim.errors import SpecError
+from npusim.errors import SpecError, absent
 from npusim.kernels.triton import compiled_choices, releases
 from npusim.kernels.triton.compiled_choices import UNKNOWN
 from npusim.kernels.triton.releases import (
@@ -688,7 +688,7 @@ def decorators_of(path: str, name: str, kind: str, architecture: str) -> list[An
     release()
     file = Path(path)
     if not file.is_file():
-        raise SpecError(f"{path}: no such file")
+        raise SpecError(f"{path}: {absent(file)}")
     path = str(file.resolve())
     source_of(path, name, file.stat().st_mtime_ns)
     tree, names, values = _tree(path), dict(_module(path, _content(path)).__dict__), list[Any]()

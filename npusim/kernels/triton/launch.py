@@ -26,7 +26,7 @@ import numpy as np
 from npusim.config.family import registered, running
 from npusim.config.problem import KernelProblem, Problem
 from npusim.config.tiling import Field, Tiling, with_fields
-from npusim.errors import FormatError, ProgramError, SpecError
+from npusim.errors import FormatError, ProgramError, SpecError, absent
 from npusim.formats import ARITHMETICS, IEEE, VARIANTS
 from npusim.formats.exponential import LOG2_E
 from npusim.kernels.declare.define import schedule
@@ -226,7 +226,7 @@ def load(name: str) -> tuple[Schedule, ...]:
     """
     path = Path(launch_parts(name)[0])
     if not path.is_file():
-        raise SpecError(f"{path}: no such file; a Triton kernel is {_FORM}")
+        raise SpecError(f"{path}: {absent(path)}; a Triton kernel is {_FORM}")
     return _load(name, str(path.resolve()), path.stat().st_mtime_ns)
 
 

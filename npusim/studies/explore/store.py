@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from npusim.errors import OutputError, SpecError, reason_of
+from npusim.errors import OutputError, SpecError, absent, reason_of
 from npusim.late_methods import dataclass
 from npusim.sanitize import csv_text
 from npusim.units import format_value
@@ -259,7 +259,7 @@ def read_store(path: Path) -> tuple[dict[str, Any], tuple[PointOutcome, ...]]:
     Raises `SpecError` if there is no store, or if it is of another version.
     """
     if not path.is_file():
-        raise SpecError(f"{path}: no such file")
+        raise SpecError(f"{path}: {absent(path)}")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
         return _about(connection, path), tuple(outcome for _, outcome in _rows(connection, path))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npusim.errors import TensorError
+from npusim.errors import TensorError, absent
 from npusim.formats import get_format
 from npusim.simulation.tensor_files import read_tensors
 from npusim.units import spans
@@ -108,7 +108,7 @@ def check_output_file(output: object) -> None:
     """Raise `TensorError` for the name of a file that does not exist; arrays are not checked."""
     if isinstance(output, str | Path) and not Path(output).is_file():
         raise TensorError(
-            f"{output}: there is no such file; it must be an .npz or .safetensors with the kernel's output"
+            f"{output}: {absent(Path(output))}; it must be an .npz or .safetensors with the kernel's output"
         )
 
 
