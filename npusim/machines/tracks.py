@@ -4,6 +4,7 @@ in measurements.
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ LOOP_BOUNDS = MappingProxyType(
 )
 
 
+@cache
 def track_of(group: int, queue: str) -> Track:
     """Return the track of a queue of core group ``group``.
 

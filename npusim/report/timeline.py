@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from npusim.errors import SpecError
 from npusim.late_methods import dataclass
@@ -36,8 +36,7 @@ Wait = tuple[str, int, int]
 _NANOSECONDS = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """An operation, or a wait for ``name``: its start and end, its place in the program, its numeric events."""
 
     name: str
@@ -49,8 +48,7 @@ class Slice:
     events: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """The path of a tile from the operation that computes it to one that uses it: the two slices and their tracks."""
 
     source: tuple[Track, Slice]
@@ -163,8 +161,8 @@ class _Replay:
             left -= 1
             span = remaining.pop()
             assert span.label == op.op.label, f"{span} is no {op.op.label}"
-            noted = events.get((phase, block, position), ())
-            notes = tuple(str(e) if e.count == 1 else f"{e}, {e.count} elements" for e in noted)
+            noted = events.get((phase, block, position), ()) if events else ()
+            notes = tuple([str(e) if e.count == 1 else f"{e}, {e.count} elements" for e in noted])
             piece = Slice(span.label, span.start, span.end, block=block, path=path, events=notes)
             track = track_of(self.group, span.queue)
             self.operations.append((track, piece))

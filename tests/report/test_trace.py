@@ -15,7 +15,7 @@ from npusim.config.problem import CopyProblem, GemmProblem
 from npusim.errors import NpusimError, SpecError
 from npusim.library import SCHEDULES
 from npusim.machines.tracks import track_of
-from npusim.report.timeline import timeline_of
+from npusim.report.timeline import Slice, Timeline, timeline_of
 from npusim.report.trace import trace_json
 from npusim.run import run
 
@@ -240,3 +240,21 @@ def test_operations_of_one_moment_stand_in_the_order_in_which_they_were_issued()
     assert result.timing is not None
     slices = [s for of_track in timeline_of(result).tracks.values() for s in of_track if s.kind == "operation"]
     assert len(slices) == len(result.timing.spans) > 0
+
+
+def test_events_are_written_as_the_standard_library_writes_them(overflowed: RunData) -> None:
+    text = trace_json(timeline_of(overflowed))
+    assert text == f"{json.dumps(json.loads(text), ensure_ascii=False)}\n"
+
+
+def test_names_with_special_characters_stay_as_they_are() -> None:
+    path = (('i "%d"', 3), ("cycles", 7))
+    piece = Slice('a "b"\\ é %(start)d', 2, 5, block="50 %\n", path=path, events=("100 % of\t1",))
+    text = trace_json(Timeline("t", 10**9, 5, tracks={track_of(0, "aic.CUBE"): [piece]}))
+    begin, instant, end = json.loads(text)["traceEvents"][-3:]
+    assert text == f"{json.dumps(json.loads(text), ensure_ascii=False)}\n"
+    assert begin["name"] == end["name"] == piece.name
+    # a loop that has the name of another argument
+    assert begin["args"] == {"start_cycle": 2, "end_cycle": 5, "cycles": 7, "block": piece.block, 'i "%d"': 3}
+    assert instant["name"] == piece.events[0]
+    assert (begin["ts"], instant["ts"]) == (0.002, 0.005)

@@ -13,6 +13,7 @@ import pytest
 
 import npusim
 from npusim.errors import NpusimError
+from npusim.kernels.triton import live_tensors
 from npusim.kernels.triton.addresses import as_addressed
 from npusim.kernels.triton.calls import read_calls
 
@@ -286,3 +287,15 @@ def test_parameters_of_a_tuple_and_of_other_arguments_are_told_apart(hw: str) ->
     assert list(call.tensors) == ["X", "X_0", "X_0_1", "Y"]
     made = stored(npusim.run(call, hw=hw, rows="all"), {n: t.data for n, t in call.tensors.items()})
     assert np.array_equal(made["Y"], 2 * a + 3 * b + c)
+
+
+def test_a_tensor_of_several_lists_is_one_piece_of_memory_and_may_be_of_a_derived_class() -> None:
+    class Derived(np.ndarray[Any, Any]):
+        pass
+
+    shared = np.arange(5.0)
+    derived = [np.arange(3.0).view(Derived)]
+    _lists = [shared], {"of": shared}
+    pieces = live_tensors._pieces()
+    found = [[(p.size, p.shape) for p in pieces if p.address == x.ctypes.data] for x in (shared, *derived)]
+    assert found == [[(40, (5,))], [(24, (3,))]]

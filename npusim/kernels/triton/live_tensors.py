@@ -6,7 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import compress, pairwise, repeat
 from math import prod
 from types import FrameType, MappingProxyType
 from typing import Any, Protocol, TypeGuard
@@ -204,7 +204,8 @@ def _owners(values: Array, pieces: Sequence[_Piece]) -> list[_Piece]:
 def _pieces() -> list[_Piece]:
     """Return the memory of all tensors of the program."""
     known = dict[tuple[int, int, tuple[int, ...]], _Piece]()
-    for x in _tensors():
+    every = {id(x): x for x in _tensors()}  # several objects may refer to one tensor
+    for x in every.values():
         if (one := _piece_of(x)) is not None:
             known.setdefault((one.address, one.size, one.shape), one)
     return list(known.values())
@@ -218,8 +219,19 @@ def _tensors() -> Iterator[object]:
     objects = gc.get_objects()
     for first in range(0, len(objects), _AT_ONCE):
         some = objects[first : first + _AT_ONCE]
-        yield from (x for x in some if _is_torch(x))
-        yield from (x for x in gc.get_referents(*some) if issubclass(type(x), np.ndarray))
+        yield from _instances(some, _torch())
+        yield from _instances(gc.get_referents(*some), np.ndarray)
+
+
+def _instances(objects: Sequence[object], kind: type | tuple[()]) -> Iterator[object]:
+    """Return the objects of a class, of millions: no Python code runs for one that is of another class."""
+    return compress(objects, map(issubclass, map(type, objects), repeat(kind)))
+
+
+def _torch() -> type | tuple[()]:
+    """Return the class of PyTorch's tensors; no class if the program has not imported it."""
+    torch = sys.modules.get("torch")
+    return () if torch is None else torch.Tensor
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
@@ -229,8 +241,7 @@ def _callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_torch(x: object) -> TypeGuard[_TorchTensor]:
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(type(x), torch.Tensor)  # not isinstance: a proxy's object may be gone
+    return issubclass(type(x), _torch())  # not isinstance: a proxy's object may be gone
 
 
 def _piece_of(x: object) -> _Piece | None:
