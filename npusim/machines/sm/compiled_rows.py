@@ -375,7 +375,8 @@ def with_code(
     loop whose programs are fewer than the phase's blocks computes several of them at once.  ``share``: of the code, if
     the phase is one of several that it computes; a block's turnover has the same share.  Rows without
     products and without a loop over tiles have the work of their code, stores in a separate queue, and one row at a
-    time; with a loop, the number of tiles in flight is the number that their code loads before it waits.
+    time, or the number of rows that their code copies before it waits; with a loop, the number of tiles in flight is the
+    number that their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     parts = _parts_of(body, phase, programs)
@@ -403,8 +404,7 @@ def with_code(
     unrolled = max(1, round(unrolled_rows(body, phase, tiling.decided) * share)) if is_persistent else 1
     work = code_work(body, _core_of(device, warps), unrolled, parts / share)
     has_turnover = counts_turnover(device) and not is_persistent
-    loaded = tiling.decided.loaded_tiles if work.is_ahead else 1
-    loaded = _copied_rows(body, unrolled) or loaded
+    loaded = _copied_rows(body, unrolled) or (tiling.decided.loaded_tiles if work.is_ahead else 1)
     # The walk begins with a block's first instruction: there is no other charge for its start.
     work = work._replace(goes_on=is_persistent)
     decided = tiling.decided._replace(
