@@ -375,8 +375,8 @@ def with_code(
     loop whose programs are fewer than the phase's blocks computes several of them at once.  ``share``: of the code, if
     the phase is one of several that it computes; a block's turnover has the same share.  Rows without
     products and without a loop over tiles have the work of their code, stores in a separate queue, and one row at a
-    time, or the number of rows that their code copies before it waits; with a loop, the number of tiles in flight is the
-    number that their code loads before it waits.
+    time, or the number of rows that their code copies before it waits; with a loop, the number of tiles in flight is
+    the number that their code loads before it waits.
     """
     each = ceil_div(programs, device.group_count.value)
     parts = _parts_of(body, phase, programs)
