@@ -178,3 +178,26 @@ def test_what_cannot_be_is_refused() -> None:
         Problem(heads=1, seq_q=16, head_dim=16, dtype="float32", cache="int8")
     with pytest.raises(TilingError, match="cache: v100 has no kernel that converts a cache of int8 to float16"):
         run("flash", problem=Problem(heads=1, seq_q=128, head_dim=64, cache="int8"), hw="v100")
+
+
+@pytest.mark.parametrize("hw", ["ascend_910b3", "h200"])
+@pytest.mark.parametrize("cache", [{}, {"cache": "int8"}, {"cache": "int8", "cache_scale": "channel"}])
+def test_heads_of_one_column_are_padded(hw: str, cache: dict[str, Any]) -> None:
+    """A scale has one column too, but only Q, K, V and the scales of channels are padded."""
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.standard_normal((1, 1, 5, 1)).astype(np.float16) for n in "qkv"}
+    result = run("flash", hw=hw, tensors=tensors, rows="all", presets=False, causal=False, **cache)
+    q, k, v = (tensors[n][0, 0].astype(np.float64) for n in "qkv")
+    weights = np.exp(q @ k.T)
+    expected = weights @ v / weights.sum(1, keepdims=True)
+    assert result.output is not None
+    np.testing.assert_allclose(result.output[0, 0].astype(np.float64), expected, atol=0.02 if cache else 2e-3)
+
+
+def test_a_slot_of_several_inputs_is_no_slot_of_other_operands() -> None:
+    """With a bias and O in memory, loads share a slot for want of flags; V and its scales then have their own."""
+    asked: dict[str, Any] = {"cache": "int8", "bias": "shared", "tiling": {"running": "gm"}, "shape": "N2,S32,D64"}
+    result = run("flash", causal=True, rows="all", presets=False, hw="ascend_910b3", **asked)
+    assert result.numerics is not None
+    assert result.numerics.error is not None
+    assert result.numerics.error.rmse < 1e-3

@@ -251,8 +251,9 @@ class VectorShare:
         """Let rows that compute operands of products share rings: one for K and V, and one for their scales."""
         axis, *cols = self.frame.axes(n)
         if axis != self.frame.row_axis and n not in rings and not self.frame.phase.is_recurrent:
-            # one operation needs all of these names at once
-            others = {m: self.frame.axes(m) for m in rings if m not in together}
+            # one operation needs all of the names in `together` at once; a joint slot has an order of its own names
+            joint = self.joint if rings is self.ins else self.joint_outs
+            others = {m: self.frame.axes(m) for m in rings if m not in together and m not in joint}
             alike = (rings[m] for m, (a, *c) in others.items() if a == axis and len(c) == len(cols))
             if ring := next((ring for ring in alike if ring.slot_bytes >= size), None):
                 rings[n] = ring

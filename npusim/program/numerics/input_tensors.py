@@ -333,8 +333,8 @@ def with_filled_heads(source: HeadSource, problem: Problem) -> HeadSource:
 
     def read(name: str, batch: int, head: int) -> Array:
         values, count = source(name, batch, head), problem.filled[name[0] == "v"]
-        # a tensor with one column has scales
-        return values if values.shape[1] == 1 else np.pad(values, ((0, 0), (0, count)))
+        has_columns = not name.endswith(SCALES) or problem.cache_scale == "channel"
+        return np.pad(values, ((0, 0), (0, count))) if has_columns else values
 
     return read if any(problem.filled) else source
 
