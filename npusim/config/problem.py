@@ -484,7 +484,20 @@ class Problem(Sizes, CallFields):
         return f"{schedule}-{title}-{self.seq_kv}"
 
     def notes(self) -> tuple[str, ...]:
-        """Return the padded head sizes, which products, transfers and buffers use."""
+        """Return notes on ALiBi for keys after their query, and on padded head sizes, which products, transfers and
+        buffers use.
+        """
+        return (*self._of_later_keys(), *self._of_padding())
+
+    def _of_later_keys(self) -> tuple[str, ...]:
+        if not self.alibi or not (self.sides[1] != 0 or self.prefix):
+            return ()
+        return (
+            "alibi: a head's slope times (key - query) is added, which is positive for keys after their query; "
+            "FlashAttention subtracts the slope times |key - query| if there is no causal mask",
+        )
+
+    def _of_padding(self) -> tuple[str, ...]:
         if not any(self.filled):
             return ()
         full = self.head_dim, self.value_head_dim
@@ -569,10 +582,15 @@ class Problem(Sizes, CallFields):
                 "documents",
                 f"a document contains the end of a sequence; sequences end at {', '.join(map(str, wanted))}",
             )
-        before, _ = self.sides
-        if before is not None and not self.unseen and self.causal_offset + self.seq_q - 1 - before > self.seq_kv - 1:
-            ways = f"must be larger, or set the output with unseen: {_UNSEEN}"
+        before, after = self.sides
+        first, last = self.causal_offset, self.causal_offset + self.seq_q - 1
+        if self.window is None or self.unseen:
+            return
+        ways = f"must be larger, or set the output with unseen: {_UNSEEN}"
+        if before is not None and last - before > self.seq_kv - 1:
             raise fault_at("window", f"with {self.window} keys the last query sees none; {ways}")
+        if after is not None and first + after < 0:
+            raise fault_at("window", f"with {self.window} keys the first query sees none; {ways}")
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
@@ -584,14 +602,15 @@ class Problem(Sizes, CallFields):
     def seen(self) -> KeyRanges:
         """The keys that a query sees, by its position; a window or chunk that never hides a key is omitted."""
 
-        def cut(size: int | None) -> int | None:
-            return None if size is None or size >= self.seq_kv else size
+        def cut(size: int | None, beyond: int = 0) -> int | None:
+            return None if size is None or size >= self.seq_kv + beyond else size
 
         documents = () if len(self.documents) == 1 else self.documents
         (before, after), prefix = self.sides, min(self.prefix, self.seq_kv)
-        window = cut(None if before is None else before + 1)
+        earlier, later = max(0, -self.causal_offset), max(0, self.causal_offset + self.seq_q - self.seq_kv)
+        window = cut(None if before is None else before + 1, later)
         sinks = self.sinks if window is not None else 0
-        return KeyRanges(self.seq_kv, cut(after), window, sinks, prefix, documents, cut(self.chunk))
+        return KeyRanges(self.seq_kv, cut(after, earlier), window, sinks, prefix, documents, cut(self.chunk))
 
     def _check_lengths(self) -> None:
         if self.query_lengths and len(self.query_lengths) != len(self.lengths):

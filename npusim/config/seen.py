@@ -88,8 +88,8 @@ class KeyRanges:
             base, end = ends[number] - self.documents[number], ends[number]
             end = min(end, self.keys)
         if self.chunk is not None:
-            base += (min(p, end - 1) - base) // self.chunk * self.chunk
-            end = min(end, base + self.chunk)
+            start = base + (min(p, end - 1) - base) // self.chunk * self.chunk
+            base, end = max(base, start), min(end, start + self.chunk)  # a chunk before the first key is empty
         high = end if self.after is None else min(p + 1 + self.after, end)
         low = base if self.window is None else max(base, p + 1 - self.window)
         return base, max(min(base + self.sinks, high), min(base + self.prefix, end)), low, high

@@ -135,3 +135,42 @@ def test_a_format_without_infinity_cannot_hold_hidden_scores() -> None:
         assert computed.error.nan_count == 0
     with pytest.raises(ProgramError, match=r"float8_e4m3fn has no infinity; give a finite number"):
         run("flash", seq=64, hw="h100", causal=True, precision="fa2_fp32,softmax=float8_e4m3fn")
+
+
+@pytest.mark.parametrize("hw", ["h200", "ascend_910b2"])
+@pytest.mark.parametrize("window", [(40, 20), (-1, 5), (0, 2)])
+def test_keys_after_a_window_are_hidden_from_queries_before_the_first_key(window: tuple[int, int], hw: str) -> None:
+    """A window that is wider than all keys hides them nevertheless, if the query is far before the first key."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 1, s, 16)).astype(np.float16) for s in (60, 3, 3))
+    how: dict[str, Any] = {"hw": hw, "tensors": {"q": q, "k": k, "v": v}, "rows": "all", "presets": False}
+    how |= {"causal": False, "window": window}
+    with pytest.raises(NpusimError, match=r"the first query sees none; must be larger, or set the output with unseen"):
+        npusim.run("flash", **how)
+    output = npusim.run("flash", unseen="zero", **how).output
+    assert output is not None
+    before, after = window
+    place, key = np.arange(60)[:, None] - 57, np.arange(3)
+    seen = (key <= place + after) & ((before < 0) | (key >= place - before))
+    weights = np.where(seen, np.exp(q[0, 0].astype(float) @ k[0, 0].astype(float).T / 4), 0)
+    expected = weights @ v[0, 0] / np.maximum(weights.sum(1, keepdims=True), 1e-30)
+    np.testing.assert_allclose(output[0, 0].astype(float), expected, atol=4e-3)
+
+
+def test_alibi_of_keys_after_their_query_is_said() -> None:
+    notes = Problem(heads=1, seq_q=16, head_dim=16, alibi=True).notes()
+    assert any("FlashAttention subtracts the slope times |key - query|" in note for note in notes)
+    assert Problem(heads=1, seq_q=16, head_dim=16, alibi=True, causal=True).notes() == ()
+
+
+@pytest.mark.parametrize("sizes", [{"chunk": 33}, {"chunk": 8, "window": 3, "sinks": 2}, {"chunk": 8, "prefix": 2}])
+def test_a_chunk_before_the_first_key_has_no_keys(sizes: dict[str, int]) -> None:
+    p = Problem(heads=1, seq_q=100, seq_kv=20, head_dim=16, causal=True, unseen="zero", **sizes)  # type: ignore[arg-type]
+    for query in range(100):
+        found = p.seen.union(query - 80, query - 80)
+        assert all(start >= 0 for start, _ in found)
+        assert bool(found) == (query >= 80)
+    assert p.seen.union(-80, 19) == ((0, 20),)
+    rows = npusim.run("flash", hw="h200", problem=p, rows="all", presets=False).output
+    assert rows is not None
+    assert not rows[0, 0, :80].any()
