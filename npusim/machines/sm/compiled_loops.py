@@ -19,8 +19,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from npusim.config.core_units import DmaEngine, GroupMatrixEngine, LanePipe, LocalMemoryPipe, SharedMemoryPipe
 from npusim.formats.layout.fragment import WARP_LANES
 from npusim.machines.decisions import LoopWork
-from npusim.machines.sm.compiled_rows import NARROW, SCOREBOARDS, control_fields, instructions_of
-from npusim.machines.sm.core import ALU, FMA, LDG, LSU, MUFU, REGISTER_BYTES, SM, SPILL, TENSOR, engine_of, warp_issue
+from npusim.machines.sm.compiled_rows import (
+    AWAIT,
+    COMMIT,
+    COPY,
+    LOCAL,
+    NARROW,
+    SCOREBOARDS,
+    awaited_groups,
+    bytes_of,
+    control_fields,
+    instructions_of,
+)
+from npusim.machines.sm.core import ALU, FMA, LDG, LSU, MUFU, SM, SPILL, TENSOR, engine_of, warp_issue
 from npusim.machines.sm.group_cost import GROUP_ROWS, MATRIX_BYTES
 
 if TYPE_CHECKING:
@@ -35,17 +46,14 @@ if TYPE_CHECKING:
 #: Instructions on a pipe of half the width: those of rows, and multiplications of integers.  source: CUDA C++
 #: Programming Guide, throughput of arithmetic instructions, compute capability 9.0.
 HALF_RATE = NARROW - {"UMOV"} | {"IMAD"}
-#: Accesses of a warp to shared memory, copies to it, and accesses to registers that were spilled.
-SHARED = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"})
-COPY, LOAD, LOCAL = "LDGSTS", "LDG", frozenset({"LDL", "STL"})
+#: Accesses of a warp to shared memory, and its loads from global memory.
+SHARED, LOAD = frozenset({"LDS", "STS", "LDSM", "STSM", "SHFL"}), "LDG"
 #: A product of one warp; and an instruction whose only effect is that a warp waits for such a product.
 WARP_PRODUCT, PAUSE = "HMMA", "NOP"
 #: How much earlier loads of a loop have read near the places of a load: nothing of their line; other parts of the line,
 #: but not of the bytes that L2 reads from memory together; a part of these, but not of the bytes that L1 reads
 #: together; or the places themselves.
 BEYOND, IN_LINE, BESIDE, AGAIN = range(4)
-#: The instruction that combines the previous copies into a group, and the instruction that waits for such groups.
-COMMIT, AWAIT = "LDGDEPBAR", "DEPBAR"
 #: Used instead of a warp's number if there is no warp.
 NONE = -1
 #: All kinds of accesses.
@@ -214,7 +222,7 @@ def _found(code: Sequence[tuple[str, str]]) -> list[int | None]:
     """
     sectors, found = set[tuple[str, int]](), list[int | None]()
     for name, rest in code:
-        is_place = name == LOAD and _bytes_of(rest) < ROW_BYTES
+        is_place = name == LOAD and bytes_of(rest) < ROW_BYTES
         at = re.search(r"\[(R\d+)[^\]]*?(?:\+(-?0x[0-9a-f]+))?\]\s*$", rest)
         if at is None or not is_place:
             found.append(None)
@@ -248,19 +256,12 @@ def _depth_bytes(rest: str) -> int:
     return (DEPTH_BYTES if "TF32" in rest else DEPTH_BYTES // 2) if ".1688." in rest else 0
 
 
-def _bytes_of(rest: str) -> int:
-    """Return the bytes of a lane that an access moves."""
-    width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
-    return int(width[1]) // 8 if width else REGISTER_BYTES
-
-
 def _details(name: str, rest: str) -> str:
     if name.endswith("GMMA") and (columns := re.search(r"64x(\d+)x", rest)):
         left = rest.split(",")[1] if "," in rest else ""
         return f"*{columns[1]},{int('gdesc' in left)},{int('gsb' in rest)}"
     if name == AWAIT:
-        groups = re.search(r"0x([0-9a-f]+)\s*$", rest)
-        return f"*{int(groups[1], HEXADECIMAL) if groups else 0}"
+        return f"*{awaited_groups(rest)}"
     if name == "WARPGROUP":
         groups = re.search(r"DEPBAR.*0x([0-9a-f]+)\s*$", rest)
         return f"*{int(groups[1], HEXADECIMAL)}" if groups else ""
@@ -269,7 +270,7 @@ def _details(name: str, rest: str) -> str:
         return f"*{LANE_MATRIX_BYTES * int(matrices[1] if matrices else 1)}"
     if name == WARP_PRODUCT:
         return f"*{_depth_bytes(rest)}"
-    return f"*{_bytes_of(rest)}" if name in ACCESSES else ""
+    return f"*{bytes_of(rest)}" if name in ACCESSES else ""
 
 
 class _WarpState:

@@ -62,8 +62,9 @@ NARROW = frozenset(
 SHARED, LOCAL = frozenset({"LDS", "STS", "SHFL"}), frozenset({"LDL", "STL"})
 #: The kind of a body that is executed once.
 ONCE = "once"
-#: A copy from global to shared memory, the end of a group of copies, and the wait for such groups.
-COPY, COMMIT, WAIT = "LDGSTS", "LDGDEPBAR", "DEPBAR"
+#: A copy from global to shared memory; the instruction that combines the previous copies into a group, and the
+#: instruction that waits for such groups.
+COPY, COMMIT, AWAIT = "LDGSTS", "LDGDEPBAR", "DEPBAR"
 #: Cycles of a read of global memory in the walk: an arbitrary number far above all others, because the engine simulates
 #: this wait.
 FAR = float(1 << 14)
@@ -172,16 +173,24 @@ def instructions_of(sass: str) -> list[tuple[int, str, str, int]]:
 
 
 def _number_of(name: str, rest: str) -> str:
-    """Return the bytes of a lane that an access to global memory moves, as its suffix states them: ``*16``; for a wait
-    for copies, the number of groups of copies that may be under way after it.
-    """
-    if name == WAIT:
-        groups = re.match(r"\.LE\s+SB0,\s*0x([0-9a-f]+)", rest)
-        return f"*{int(groups[1], 16)}" if groups else ""
-    if name not in ("LDG", "STG"):
-        return ""
+    """Return the number of `MachineInstruction` as a suffix: ``*16``."""
+    if name == AWAIT:
+        return f"*{awaited_groups(rest)}"
+    return f"*{bytes_of(rest)}" if name in ("LDG", "STG") else ""
+
+
+def bytes_of(rest: str) -> int:
+    """Return the bytes of a lane that an access moves, from the text after its name."""
     width = re.match(r"[.\w]*?\.(?:U|S)?(8|16|64|128)\b", rest)
-    return f"*{int(width[1]) // 8 if width else REGISTER_BYTES}"
+    return int(width[1]) // 8 if width else REGISTER_BYTES
+
+
+def awaited_groups(rest: str) -> int:
+    """Return the number of groups of copies that may be under way after a wait for copies, from the text after its
+    name.
+    """
+    groups = re.search(r"0x([0-9a-f]+)\s*$", rest)
+    return int(groups[1], 16) if groups else 0
 
 
 def _decoded(word: str) -> MachineInstruction:
@@ -533,7 +542,7 @@ def _copied_rows(body: str, unrolled: int) -> int:
     0 for other code.
     """
     is_loop, code = _read(body)
-    groups, waits = sum(x.name == COMMIT for x in code), [x.number for x in code if x.name == WAIT]
+    groups, waits = sum(x.name == COMMIT for x in code), [x.number for x in code if x.name == AWAIT]
     if not is_loop or not groups or not waits:
         return 0
     # A row's next copies begin after its wait.
